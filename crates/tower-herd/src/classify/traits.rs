@@ -1,0 +1,96 @@
+use crate::{Kind, Signal};
+use std::{error::Error, fmt};
+use tokio::time::Instant;
+
+/// Turns a reply, or the error in its place, into a [`Signal`]. Pure and cheap: it is asked on every
+/// call, by several layers.
+///
+/// For HTTP and gRPC use `HttpClassify`; for other replies [`classify_fn`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot classify replies of type `{Res}`",
+    note = "give the layer a classifier: `.classify(classify_fn(|outcome: Result<&Reply, &(dyn Error + 'static)>| ...))`"
+)]
+pub trait Classify<Res> {
+    /// What the outcome says.
+    fn classify(&self, outcome: Result<&Res, &(dyn Error + 'static)>) -> Signal;
+
+    /// Only the kind: may be cheaper where the whole signal needs more than a glance.
+    fn kind(&self, outcome: Result<&Res, &(dyn Error + 'static)>) -> Kind {
+        self.classify(outcome).kind
+    }
+
+    /// Leaves `signal` on the reply, for the layers further out. The default leaves nothing: they
+    /// then classify for themselves.
+    fn stamp(&self, reply: &mut Res, signal: Signal) {
+        let _ = (reply, signal);
+    }
+
+    /// Marks the reply as the last one of a task that gave up. The default leaves no mark.
+    fn stamp_exhausted(&self, reply: &mut Res, exhausted: Exhausted) {
+        let _ = (reply, exhausted);
+    }
+}
+
+/// Stands in the extensions of the last real reply when retries have ended without success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Exhausted {
+    /// Wire calls that were made for the request by the layer that gave up.
+    pub attempts: u32,
+    /// When asking again may help; none if never.
+    pub retry_at: Option<Instant>,
+}
+
+impl Exhausted {
+    /// A mark with these values.
+    #[must_use]
+    pub const fn new(attempts: u32, retry_at: Option<Instant>) -> Self {
+        Exhausted { attempts, retry_at }
+    }
+}
+
+/// A classifier made of a function. See [`classify_fn`].
+#[derive(Clone, Copy)]
+pub struct ClassifyFn<F>(F);
+
+/// A classifier from a plain function of the outcome.
+///
+/// Refusals of our own need no care: the layers tell them apart before they ask.
+///
+/// ```
+/// use std::error::Error;
+/// use tower_herd::{Kind, Signal, classify_fn};
+///
+/// struct Hits(Vec<String>);
+/// let search = classify_fn(|outcome: Result<&Hits, &(dyn Error + 'static)>| match outcome {
+///     Ok(hits) if hits.0.is_empty() => Signal::new(Kind::Empty),
+///     Ok(_) => Signal::new(Kind::Success),
+///     Err(_) => Signal::new(Kind::Failed),
+/// });
+/// # let _ = search;
+/// ```
+pub fn classify_fn<Res, F>(classify: F) -> ClassifyFn<F>
+where
+    F: Fn(Result<&Res, &(dyn Error + 'static)>) -> Signal,
+{
+    ClassifyFn(classify)
+}
+
+impl<Res, F> Classify<Res> for ClassifyFn<F>
+where
+    F: Fn(Result<&Res, &(dyn Error + 'static)>) -> Signal,
+{
+    #[inline]
+    fn classify(&self, outcome: Result<&Res, &(dyn Error + 'static)>) -> Signal {
+        match outcome {
+            Err(error) if crate::Refusal::find(error).is_some() => Signal::new(Kind::Refused),
+            outcome => (self.0)(outcome),
+        }
+    }
+}
+
+impl<F> fmt::Debug for ClassifyFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClassifyFn")
+    }
+}

@@ -1,0 +1,1 @@
+//! HTTP and gRPC: the classifier and its parsers.

@@ -1,0 +1,26 @@
+//! Herd control for [tower](https://docs.rs/tower).
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod classify;
+pub mod clock;
+#[cfg(feature = "http")]
+pub mod http;
+pub mod observe;
+pub mod provider;
+pub mod random;
+pub mod refusal;
+pub mod safety;
+pub mod signal;
+pub mod task;
+
+pub use classify::{Classify, ClassifyFn, Exhausted, classify_fn};
+pub use clock::{Clock, Time};
+pub use provider::{Fleet, Provider};
+pub use refusal::{Refusal, RefusalKind};
+pub use safety::Safety;
+pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};
+pub use task::{Criticality, HasTask, Key, Task, TaskLayer};
+
+/// The error of every layer that classifies or refuses.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,0 +1,210 @@
+//! What happens, told to whoever listens: "how often are we throttled, by whom?"
+//!
+//! Every decision that departs from the happy path is an [`Event`], handed to the [`Observe`]r of
+//! the [`Fleet`](crate::Fleet). The default one, [`Trace`], emits `tracing` events (target
+//! `tower_herd`); with the feature `metrics`, [`Meter`] counts them too. An event borrows what it
+//! tells and is built only after [`Observe::enabled`] said yes.
+//!
+//! | event | `tracing` name | level | counter |
+//! |---|---|---|---|
+//! | [`Event::Signal`] of kind throttled | `throttled` | INFO | `tower_herd_signals_total{provider,scope,kind}` |
+//! | [`Event::Signal`] of other kinds | `signal` | DEBUG | same |
+//! | [`Event::Paused`] | `paused` | INFO | `tower_herd_pauses_total{provider,scope,reason}` |
+//! | [`Event::Ceiling`] | `ceiling` | DEBUG | gauge `tower_herd_ceiling{provider}` |
+//! | [`Event::Refused`] | `refused` | DEBUG | `tower_herd_refusals_total{provider,scope,kind}` |
+//! | [`Event::Resend`] | `resend` | DEBUG | `tower_herd_resends_total{kind}` |
+//! | [`Event::GaveUp`] | `gave_up` | INFO | `tower_herd_gave_up_total{kind}` |
+//! | [`Event::Overflow`] | `overflow` | DEBUG | `tower_herd_overflows_total{from,to,kind}` |
+//! | [`Event::Inconsistent`] | `inconsistent` | WARN | `tower_herd_inconsistent_total` |
+//!
+//! All labels are bounded: providers and scopes are named by configuration, kinds and reasons are
+//! fixed lists. Scopes chosen per request are as many as the caller makes them.
+
+use crate::{Kind, RefusalKind};
+use std::time::Duration;
+
+/// Something happened. See the [module](self).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A reply that was not a plain success.
+    #[non_exhaustive]
+    Signal {
+        /// The provider that was called.
+        provider: &'a str,
+        /// The scope below it, if any.
+        scope: Option<&'a str>,
+        /// What the reply said.
+        kind: Kind,
+        /// The wait that it asked for.
+        wait: Option<Duration>,
+    },
+    /// Nobody calls this scope until `wait` has passed.
+    #[non_exhaustive]
+    Paused {
+        /// The paused provider.
+        provider: &'a str,
+        /// The paused scope; none: all of the provider.
+        scope: Option<&'a str>,
+        /// Why: `hint`, `bare`, `depleted`, `misconfigured` or `operator`.
+        reason: &'static str,
+        /// How long from now.
+        wait: Duration,
+    },
+    /// The learned ceiling moved.
+    #[non_exhaustive]
+    Ceiling {
+        /// The provider.
+        provider: &'a str,
+        /// Slots before.
+        from: u32,
+        /// Slots now.
+        to: u32,
+    },
+    /// One of our layers said no.
+    #[non_exhaustive]
+    Refused {
+        /// The provider or ladder.
+        provider: &'a str,
+        /// The scope below it, if any.
+        scope: Option<&'a str>,
+        /// Which layer, and to what.
+        kind: RefusalKind,
+        /// Whether it only would have said so (observe-only mode).
+        observed: bool,
+    },
+    /// A request will be sent again.
+    #[non_exhaustive]
+    Resend {
+        /// What its last reply said.
+        kind: Kind,
+        /// Attempts made so far.
+        attempt: u32,
+        /// How long it waits before.
+        wait: Duration,
+    },
+    /// No more attempts: the caller gets the last real reply.
+    #[non_exhaustive]
+    GaveUp {
+        /// What that reply said.
+        kind: Kind,
+        /// Attempts made.
+        attempts: u32,
+        /// Why no more are made.
+        why: &'static str,
+    },
+    /// A task goes to another rung than the one it asked first.
+    #[non_exhaustive]
+    Overflow {
+        /// The rung it left.
+        from: &'a str,
+        /// The rung it goes to.
+        to: &'a str,
+        /// What the reply of `from` said; [`Kind::Refused`] where it was not called.
+        kind: Kind,
+    },
+    /// Settings or replies contradict each other; a safe reading was chosen.
+    #[non_exhaustive]
+    Inconsistent {
+        /// The provider.
+        provider: &'a str,
+        /// What, in words.
+        what: &'static str,
+    },
+}
+
+/// Listens to [`Event`]s. Called synchronously on the path of calls: be quick, do not block.
+pub trait Observe: Send + Sync + 'static {
+    /// Whether events are wanted at all right now; asked before one is built.
+    fn enabled(&self) -> bool {
+        true
+    }
+    /// Takes one event.
+    fn observe(&self, event: &Event<'_>);
+}
+
+/// Emits events through `tracing`. The default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trace;
+
+impl Observe for Trace {
+    fn enabled(&self) -> bool {
+        tracing::level_filters::LevelFilter::current() != tracing::level_filters::LevelFilter::OFF
+    }
+
+    fn observe(&self, event: &Event<'_>) {
+        use tracing::{debug, info, warn};
+        const MS: fn(Duration) -> u64 = |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        match *event {
+            Event::Signal { provider, scope, kind: Kind::Throttled, wait } => {
+                info!(target: "tower_herd", provider, scope, wait_ms = wait.map(MS), "throttled");
+            }
+            Event::Signal { provider, scope, kind, wait } => {
+                debug!(target: "tower_herd", provider, scope, kind = kind.as_str(), wait_ms = wait.map(MS), "signal");
+            }
+            Event::Paused { provider, scope, reason, wait } => {
+                info!(target: "tower_herd", provider, scope, reason, wait_ms = MS(wait), "paused");
+            }
+            Event::Ceiling { provider, from, to } => {
+                debug!(target: "tower_herd", provider, from, to, "ceiling");
+            }
+            Event::Refused { provider, scope, kind, observed } => {
+                debug!(target: "tower_herd", provider, scope, kind = kind.as_str(), observed, "refused");
+            }
+            Event::Resend { kind, attempt, wait } => {
+                debug!(target: "tower_herd", kind = kind.as_str(), attempt, wait_ms = MS(wait), "resend");
+            }
+            Event::GaveUp { kind, attempts, why } => {
+                info!(target: "tower_herd", kind = kind.as_str(), attempts, why, "gave_up");
+            }
+            Event::Overflow { from, to, kind } => {
+                debug!(target: "tower_herd", from, to, kind = kind.as_str(), "overflow");
+            }
+            Event::Inconsistent { provider, what } => {
+                warn!(target: "tower_herd", provider, what, "inconsistent");
+            }
+        }
+    }
+}
+
+/// Counts events through the `metrics` facade, and hands them on to [`Trace`].
+///
+/// The counters and their labels stand in the [module](self)'s table.
+#[cfg(feature = "metrics")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Meter;
+
+#[cfg(feature = "metrics")]
+impl Observe for Meter {
+    fn observe(&self, event: &Event<'_>) {
+        use metrics::{counter, gauge};
+        let name = |name: Option<&str>| name.unwrap_or_default().to_owned();
+        match *event {
+            Event::Signal { provider, scope, kind, .. } => counter!("tower_herd_signals_total",
+                "provider" => provider.to_owned(), "scope" => name(scope), "kind" => kind.as_str())
+            .increment(1),
+            Event::Paused { provider, scope, reason, .. } => counter!("tower_herd_pauses_total",
+                "provider" => provider.to_owned(), "scope" => name(scope), "reason" => reason)
+            .increment(1),
+            Event::Ceiling { provider, to, .. } => {
+                gauge!("tower_herd_ceiling", "provider" => provider.to_owned()).set(f64::from(to));
+            }
+            Event::Refused { provider, scope, kind, .. } => counter!("tower_herd_refusals_total",
+                "provider" => provider.to_owned(), "scope" => name(scope), "kind" => kind.as_str())
+            .increment(1),
+            Event::Resend { kind, .. } => {
+                counter!("tower_herd_resends_total", "kind" => kind.as_str()).increment(1);
+            }
+            Event::GaveUp { kind, .. } => {
+                counter!("tower_herd_gave_up_total", "kind" => kind.as_str()).increment(1);
+            }
+            Event::Overflow { from, to, kind } => counter!("tower_herd_overflows_total",
+                "from" => from.to_owned(), "to" => to.to_owned(), "kind" => kind.as_str())
+            .increment(1),
+            Event::Inconsistent { .. } => counter!("tower_herd_inconsistent_total").increment(1),
+        }
+        if Trace.enabled() {
+            Trace.observe(event);
+        }
+    }
+}

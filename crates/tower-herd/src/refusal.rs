@@ -1,0 +1,218 @@
+//! A "no" of our own: nothing was sent, and the caller is told until when.
+//!
+//! A refusal is not a failure of the provider: it costs no attempt and touches no statistic. It
+//! travels as an error, often wrapped by the client in use, so it is searched for in the whole chain
+//! of sources with [`Refusal::find`].
+
+use std::{error::Error, fmt, sync::Arc, time::Duration};
+use tokio::time::Instant;
+
+/// A refusal by one of our layers. See the [module](self).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusal {
+    /// What kind of "no" this is; it tells which layer decided.
+    pub kind: RefusalKind,
+    /// Why, in words for a log.
+    pub why: &'static str,
+    /// The provider, or the ladder, that was not called.
+    pub provider: Arc<str>,
+    /// The scope below the provider, if the decision was about one.
+    pub scope: Option<Arc<str>>,
+    /// When a call may pass: exact for a pause, an estimate for a queue. None: asking again is of no
+    /// use.
+    pub retry_at: Option<Instant>,
+}
+
+/// Which layer said no, and to what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RefusalKind {
+    /// [`RetryAfterLayer`](crate::RetryAfterLayer): the provider is paused for longer than the caller can wait.
+    Paused,
+    /// [`FleetLimitLayer`](crate::FleetLimitLayer): no free slot, and the queue is full or too slow.
+    NoSlot,
+    /// [`HashedFailoverLayer`](crate::HashedFailoverLayer): no rung of the ladder could take the call in time.
+    NoRung,
+    /// The task's deadline has passed.
+    Deadline,
+    /// The retry budget is used up.
+    Budget,
+    /// The task's attempts are used up.
+    Exhausted,
+}
+
+impl RefusalKind {
+    /// A short fixed name, for events and metric labels.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RefusalKind::Paused => "paused",
+            RefusalKind::NoSlot => "no_slot",
+            RefusalKind::NoRung => "no_rung",
+            RefusalKind::Deadline => "deadline",
+            RefusalKind::Budget => "budget",
+            RefusalKind::Exhausted => "exhausted",
+        }
+    }
+
+    /// Whether asking again, later, cannot help this task.
+    #[must_use]
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, RefusalKind::Budget | RefusalKind::Exhausted | RefusalKind::Deadline)
+    }
+}
+
+impl Refusal {
+    /// A refusal; terminal kinds have no `retry_at`.
+    #[must_use]
+    pub fn new(kind: RefusalKind, why: &'static str, provider: Arc<str>, retry_at: Option<Instant>) -> Self {
+        Refusal { kind, why, provider, scope: None, retry_at }
+    }
+
+    /// The same about a scope of the provider.
+    #[must_use]
+    pub fn with_scope(mut self, scope: Option<Arc<str>>) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// The first refusal in the chain that starts with `error` and follows its sources.
+    #[must_use]
+    pub fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Refusal> {
+        let mut current = error;
+        // Chains are short; a chain that goes in circles would otherwise hang the caller.
+        for _ in 0..64 {
+            if let Some(refusal) = current.downcast_ref::<Refusal>() {
+                return Some(refusal);
+            }
+            // An `io::Error` names as its source the source of what it holds, and so hides that.
+            match current.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+                Some(held) => current = held,
+                None => current = current.source()?,
+            }
+        }
+        None
+    }
+
+    /// The time until `retry_at`, counted from now; none if asking again is of no use.
+    #[must_use]
+    pub fn wait(&self) -> Option<Duration> {
+        self.retry_at.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// The status of this refusal as an HTTP reply: 429 where the provider's own rate is what
+    /// stands in the way (`Paused`), else 503.
+    #[cfg(feature = "http")]
+    #[must_use]
+    pub fn status(&self) -> http::StatusCode {
+        match self.kind {
+            RefusalKind::Paused => http::StatusCode::TOO_MANY_REQUESTS,
+            _ => http::StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// This refusal as an HTTP reply, with `Retry-After` in whole seconds, rounded up, so that who
+    /// obeys it is never early. Terminal refusals carry `x-should-retry: false` instead.
+    #[cfg(feature = "http")]
+    #[must_use]
+    pub fn to_response<B: Default>(&self) -> http::Response<B> {
+        let mut response = http::Response::new(B::default());
+        *response.status_mut() = self.status();
+        match self.wait() {
+            Some(wait) => {
+                let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+                response.headers_mut().insert(http::header::RETRY_AFTER, seconds.into());
+            }
+            None => {
+                let no = http::HeaderValue::from_static("false");
+                response.headers_mut().insert("x-should-retry", no);
+            }
+        }
+        response
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not sent to {}", self.provider)?;
+        if let Some(scope) = &self.scope {
+            write!(f, " ({scope})")?;
+        }
+        write!(f, ": {}", self.why)?;
+        match self.wait() {
+            Some(wait) if wait.is_zero() => write!(f, "; may be tried again now"),
+            Some(wait) => write!(f, "; may be tried again in {:.1} s", wait.as_secs_f64()),
+            None => write!(f, "; trying again will not help"),
+        }
+    }
+}
+
+impl Error for Refusal {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BoxError;
+
+    #[derive(Debug)]
+    struct Wrapper(BoxError);
+    impl fmt::Display for Wrapper {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the client failed")
+        }
+    }
+    impl Error for Wrapper {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&*self.0)
+        }
+    }
+
+    fn paused(after: Duration) -> Refusal {
+        Refusal::new(
+            RefusalKind::Paused,
+            "it asked for a pause",
+            "search".into(),
+            Some(Instant::now() + after),
+        )
+    }
+
+    #[test]
+    fn found_at_any_depth() {
+        let mut error: BoxError = paused(Duration::ZERO).into();
+        assert!(Refusal::find(&*error).is_some());
+        for _ in 0..5 {
+            error = Box::new(Wrapper(error));
+            assert_eq!(Refusal::find(&*error).map(|r| r.kind), Some(RefusalKind::Paused));
+        }
+        let io: BoxError = std::io::Error::other(paused(Duration::ZERO)).into();
+        assert!(Refusal::find(&*io).is_some(), "io::Error hides what it holds from source()");
+        assert!(Refusal::find(&std::io::Error::other("plain")).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn says_how_long() {
+        assert_eq!(
+            paused(Duration::from_millis(1500)).to_string(),
+            "not sent to search: it asked for a pause; may be tried again in 1.5 s"
+        );
+        let spent = Refusal::new(RefusalKind::Exhausted, "its 3 attempts are used up", "search".into(), None);
+        assert!(spent.to_string().ends_with("trying again will not help"), "{spent}");
+    }
+
+    // brandur/redis-cell#58: floored seconds let the caller come back early.
+    #[cfg(feature = "http")]
+    #[tokio::test(start_paused = true)]
+    async fn as_http_reply_the_wait_is_rounded_up() {
+        for (millis, seconds) in [(0, "0"), (1, "1"), (1000, "1"), (1001, "2"), (59_999, "60")] {
+            let reply = paused(Duration::from_millis(millis)).to_response::<String>();
+            assert_eq!(reply.status(), 429);
+            assert_eq!(reply.headers()["retry-after"], seconds, "{millis} ms");
+        }
+        let spent = Refusal::new(RefusalKind::Budget, "", "p".into(), None).to_response::<String>();
+        assert_eq!(
+            (spent.status().as_u16(), &spent.headers()["x-should-retry"]),
+            (503, &"false".parse().unwrap())
+        );
+    }
+}
