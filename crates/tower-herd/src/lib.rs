@@ -2,8 +2,13 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+#[cfg(feature = "http")]
+pub mod body;
 pub mod classify;
 pub mod clock;
+pub mod failover;
+pub mod fleet_limit;
+mod gate;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod observe;
@@ -11,12 +16,17 @@ pub mod provider;
 pub mod random;
 pub mod refusal;
 pub mod safety;
+pub mod retry;
+pub mod retry_after;
 pub mod signal;
 pub mod task;
 
 pub use classify::{Classify, ClassifyFn, Exhausted, classify_fn};
 pub use clock::{Clock, Time};
-pub use provider::{Fleet, Provider};
+pub use failover::{HashedFailover, HashedFailoverLayer};
+pub use fleet_limit::FleetLimitLayer;
+pub use provider::{Fleet, PauseReason, Provider, ProviderSettings, SettingsError};
+pub use retry_after::RetryAfterLayer;
 pub use refusal::{Refusal, RefusalKind};
 pub use safety::Safety;
 pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};

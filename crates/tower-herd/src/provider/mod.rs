@@ -1,131 +1,352 @@
-//! The provider: one place for everything that is shared about something with a quota.
+//! The provider: one place for all that is shared about something with a quota.
+//!
+//! A limit that lives in a service is made anew each time a layer is applied, and then 12 calls pass
+//! a limit of 2 (tokio-rs/axum#2582). Here all state belongs to the [`Provider`]: what is paused, how
+//! many calls are in flight, what ceiling was learned. Layers hold a handle to it; two layers, two
+//! stacks or two clients made from one handle share it, and a fresh state needs a fresh provider.
+//!
+//! ```
+//! use tower_herd::{Fleet, ProviderSettings};
+//!
+//! let fleet = Fleet::local();
+//! // Nothing is known: the ceiling is learned from 429s.
+//! let search = fleet.provider("search");
+//! // Its plan allows 20 calls at a time.
+//! let llm = fleet.configure("llm", ProviderSettings::new().ceiling(20))?;
+//! // A part of it with limits of its own: pauses of one model do not stop the others.
+//! let large = llm.scope("large-model");
+//! assert_eq!(large.name(), llm.name());
+//! # let _ = search;
+//! # Ok::<(), tower_herd::SettingsError>(())
+//! ```
+//!
+//! # What is shared, and how far
+//!
+//! The ceiling and its slots are the provider's: all scopes draw on them. A pause belongs to the
+//! narrowest scope that the reply speaks of. A 429 met through a scope pauses that scope; when two
+//! scopes were paused by 429s without a hint within a minute, the whole provider is.
+
+mod control;
+mod durations;
+mod fleet;
+pub(crate) mod handover;
+mod pause;
+mod scope;
+mod sensing;
+mod settings;
+mod slot;
+mod wait;
+
+pub use fleet::Fleet;
+pub use pause::PauseReason;
+pub use settings::{ProviderSettings, SettingsError};
+
+pub(crate) use sensing::Sensing;
+pub(crate) use slot::{Denied, Slot};
+pub(crate) use wait::{Admission, WaitFor};
 
 use crate::{
-    Clock, Signal,
-    observe::{Event, Observe, Trace},
+    Clock, Time,
+    gate::{Gate, Handle, QueueConfig},
+    observe::{Event, Observe},
     random::Seeds,
 };
+use control::Control;
+use durations::Durations;
+use scope::Scope;
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
+use tokio::time::Instant;
 
-/// All processes (or, here, all parts of one process) that share providers.
+/// Something with a quota that the fleet calls, or a scope of it. A handle: clones share everything.
+///
+/// See the [module](self).
 #[derive(Clone)]
-pub struct Fleet(Arc<FleetInner>);
-
-struct FleetInner {
-    clock: Clock,
-    seeds: Seeds,
-    observer: Arc<dyn Observe>,
-    providers: Mutex<HashMap<Arc<str>, Provider>>,
+pub struct Provider {
+    core: Arc<Core>,
+    /// None: the provider itself.
+    scope: Option<Arc<Scope>>,
 }
 
-impl Fleet {
-    /// A fleet of this one process.
-    #[must_use]
-    pub fn local() -> Self {
-        Fleet(Arc::new(FleetInner {
-            clock: Clock::new(),
-            seeds: Seeds::from_entropy(),
-            observer: Arc::new(Trace),
-            providers: Mutex::default(),
-        }))
-    }
-
-    /// The provider of this name: the same shared state each time it is asked for.
-    #[must_use]
-    pub fn provider(&self, name: &str) -> Provider {
-        let mut providers = self.0.providers.lock().expect("no panics while held");
-        if let Some(provider) = providers.get(name) {
-            return provider.clone();
-        }
-        let name: Arc<str> = name.into();
-        let provider = Provider(Arc::new(Inner { name: name.clone(), scope: None, fleet: self.clone() }));
-        providers.insert(name, provider.clone());
-        provider
-    }
-}
-
-impl fmt::Debug for Fleet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fleet")
-    }
-}
-
-/// Something with a quota that the fleet calls.
-#[derive(Clone)]
-pub struct Provider(Arc<Inner>);
-
-struct Inner {
+/// What the handles of one provider share.
+pub(crate) struct Core {
     name: Arc<str>,
-    scope: Option<Arc<str>>,
-    fleet: Fleet,
+    fleet: Arc<fleet::Shared>,
+    settings: Mutex<Option<ProviderSettings>>,
+    gate: Gate<Control>,
+    /// The pause of the whole provider.
+    root: Scope,
+    scopes: Mutex<HashMap<Arc<str>, Arc<Scope>>>,
+    /// Successes of calls admitted as the n-th in flight, n at least this, change the control.
+    interest: AtomicU32,
+    /// Congestion events so far: which calls were sent before the last one.
+    stamp: AtomicU64,
+    /// Calls begun; also what durations are sampled by.
+    begun: AtomicU64,
+    throttled: AtomicU64,
+    durations: Mutex<Durations>,
+    aborts: std::sync::atomic::AtomicBool,
+    last_bare: Mutex<Option<(Arc<str>, Time)>>,
 }
 
-impl Provider {
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &Arc<str> {
-        &self.0.name
+impl Handle for Arc<Core> {
+    type Pacer = Control;
+    fn gate(&self) -> &Gate<Control> {
+        &self.gate
     }
-    /// The scope of this handle, if it is one.
-    #[must_use]
-    pub fn scope_name(&self) -> Option<&Arc<str>> {
-        self.0.scope.as_ref()
+}
+
+/// Poison means that a panic passed by; every state here is whole at each step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    fn new(name: Arc<str>, fleet: Arc<fleet::Shared>, settings: Option<ProviderSettings>) -> Self {
+        let known = settings.clone().unwrap_or_default();
+        let mut queue = QueueConfig::default();
+        queue.bound = known.queue;
+        queue.age = known.batch_age;
+        let control = Control::new(control::Settings::from(&known));
+        Core {
+            name,
+            fleet,
+            interest: AtomicU32::new(control.interest()),
+            gate: Gate::new(control, queue),
+            settings: Mutex::new(settings),
+            root: Scope::default(),
+            scopes: Mutex::default(),
+            stamp: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            throttled: AtomicU64::new(0),
+            durations: Mutex::default(),
+            aborts: known.aborts.into(),
+            last_bare: Mutex::default(),
+        }
     }
-    /// The fleet's clock.
-    #[must_use]
-    pub fn clock(&self) -> Clock {
-        self.0.fleet.0.clock
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.fleet.clock
     }
-    /// The fleet's seeds.
-    #[must_use]
-    pub fn seeds(&self) -> &Seeds {
-        &self.0.fleet.0.seeds
-    }
-    /// Tells the fleet's observer; the event is built only if it listens.
-    #[inline]
-    pub fn observe<'a>(&'a self, event: impl FnOnce() -> Event<'a>) {
-        let observer = &*self.0.fleet.0.observer;
+
+    fn observe<'a>(&'a self, event: impl FnOnce() -> Event<'a>) {
+        let observer = &*self.fleet.observer;
         if observer.enabled() {
             observer.observe(&event());
         }
     }
 
-    /// A sensor is in place: the gates leave the sensing to it.
-    pub(crate) fn set_sensed(&self) {}
+    /// Changes the control under the gate's lock and publishes what the fast paths go by.
+    fn control<R>(&self, change: impl FnOnce(&mut Control, u32, usize) -> R) -> R {
+        let (result, from, to) = self.gate.with_pacer(|control, load| {
+            let from = control.ceiling();
+            let result = change(control, load.busy, load.waiting);
+            self.interest.store(control.interest(), Ordering::Relaxed);
+            self.stamp.store(control.stamp(), Ordering::Relaxed);
+            (result, from, control.ceiling())
+        });
+        if from != to {
+            self.observe(|| Event::Ceiling { provider: &self.name, from, to });
+        }
+        result
+    }
 
-    /// A call starts. What comes of it is reported through the guard; a guard that is dropped
-    /// unreported counts as a call that its caller gave up.
-    pub(crate) fn begin(&self) -> Sensing {
-        Sensing { provider: self.clone() }
+    /// How long the slot of a dropped call stays taken.
+    fn linger(&self) -> Duration {
+        const LONGEST: Duration = Duration::from_secs(10);
+        if self.aborts.load(Ordering::Relaxed) {
+            return Duration::ZERO;
+        }
+        lock(&self.durations).percentile(0.95).map_or(LONGEST, |p95| p95.min(LONGEST))
+    }
+}
+
+impl Provider {
+    fn of(core: Arc<Core>) -> Self {
+        Provider { core, scope: None }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.core.name
+    }
+
+    /// The name of the scope, if this handle is one of a scope.
+    #[must_use]
+    pub fn scope_name(&self) -> Option<&Arc<str>> {
+        self.scope.as_deref().and_then(|scope| scope.name.as_ref())
+    }
+
+    /// A scope of this provider (model, route, account key): the same one each time it is asked for.
+    /// A scope of a scope is a scope of the provider.
+    #[must_use]
+    pub fn scope(&self, name: &str) -> Provider {
+        let mut scopes = lock(&self.core.scopes);
+        let scope = match scopes.get(name) {
+            Some(scope) => scope.clone(),
+            None => {
+                scope::make_room(&mut scopes, self.core.clock().now());
+                let scope = Arc::new(Scope::named(name));
+                scopes.insert(name.into(), scope.clone());
+                scope
+            }
+        };
+        Provider { core: self.core.clone(), scope: Some(scope) }
+    }
+
+    /// The fleet's clock.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.core.clock()
+    }
+
+    /// The fleet's seeds.
+    #[must_use]
+    pub fn seeds(&self) -> &Seeds {
+        &self.core.fleet.seeds
+    }
+
+    /// Tells the fleet's observer; the event is built only if it listens.
+    #[inline]
+    pub fn observe<'a>(&'a self, event: impl FnOnce() -> Event<'a>) {
+        self.core.observe(event);
+    }
+
+    /// Gives the provider its settings. The same settings may be given again, by another stack;
+    /// others are an error, since both cannot be true.
+    pub fn configure(&self, settings: ProviderSettings) -> Result<(), SettingsError> {
+        settings.check(&self.core.name)?;
+        let mut known = lock(&self.core.settings);
+        if let Some(known) = &*known {
+            if *known == settings {
+                return Ok(());
+            }
+            return Err(SettingsError {
+                provider: self.core.name.to_string(),
+                field: "all",
+                why: "differ from those it already has; give each provider its settings in one place",
+            });
+        }
+        self.core.aborts.store(settings.aborts, Ordering::Relaxed);
+        self.core.gate.configure(settings.queue, settings.batch_age);
+        let new = control::Settings::from(&settings);
+        self.core.control(|control, _, _| control.configure(new));
+        *known = Some(settings);
+        Ok(())
+    }
+
+    /// Pauses this scope (or all of the provider) for this long, as an operator.
+    pub fn pause_for(&self, wait: Duration) {
+        self.pause(self.core.clock().now(), wait, PauseReason::Operator, self.scope.as_deref());
+    }
+
+    /// Ends its pause now, whatever the reason.
+    pub fn clear_pause(&self) {
+        let now = self.core.clock().now();
+        if let Some(scope) = &self.scope {
+            scope.change(|pause| pause.clear(now));
+        } else {
+            self.core.root.change(|pause| pause.clear(now));
+            self.core.control(|control, _, _| control.clear_pause(now));
+        }
+    }
+
+    /// Until when nobody calls this scope, and why; none if it is open.
+    #[must_use]
+    pub fn paused_until(&self) -> Option<(Instant, PauseReason)> {
+        self.paused().map(|(until, reason)| (self.core.clock().instant(until), reason))
+    }
+
+    /// The ceiling in force: calls in flight that are admitted at most.
+    #[must_use]
+    pub fn ceiling(&self) -> u32 {
+        self.core.gate.cap()
+    }
+
+    /// Slots that are taken: calls in flight, and dropped calls that may still run there.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.core.gate.busy()
+    }
+
+    /// Calls that wait for a slot.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.core.gate.waiting()
+    }
+
+    /// Replies so far that said "not at this rate", over all scopes.
+    #[must_use]
+    pub fn throttled(&self) -> u64 {
+        self.core.throttled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// The later of the scope's and the provider's pause. No clock is read when there is none.
+    pub(crate) fn paused(&self) -> Option<(Time, PauseReason)> {
+        let none = self.core.root.is_open() && self.scope.as_ref().is_none_or(|scope| scope.is_open());
+        if none { None } else { self.paused_at(self.core.clock().now()) }
+    }
+
+    #[cold]
+    fn paused_at(&self, now: Time) -> Option<(Time, PauseReason)> {
+        let root = self.core.root.paused(now);
+        let scope = self.scope.as_ref().and_then(|scope| scope.paused(now));
+        root.into_iter().chain(scope).max_by_key(|(until, _)| *until)
+    }
+
+    /// Sets a pause of `on` (none: the whole provider), and says so.
+    pub(crate) fn pause(&self, now: Time, wait: Duration, reason: PauseReason, on: Option<&Scope>) {
+        let held = self.note_pause(now, wait, reason, on);
+        if on.is_none() {
+            self.core.control(|control, _, _| control.pause(now, now.saturating_add(held)));
+        }
+    }
+
+    /// The same, when the control knows already.
+    fn note_pause(&self, now: Time, wait: Duration, reason: PauseReason, on: Option<&Scope>) -> Duration {
+        let scope = on.unwrap_or(&self.core.root);
+        let held = scope.change(|pause| pause.set(now, wait, reason));
+        if !held.is_zero() {
+            self.core.observe(|| Event::Paused {
+                provider: &self.core.name,
+                scope: on.and_then(|scope| scope.name.as_deref()),
+                reason: reason.as_str(),
+                wait: held,
+            });
+        }
+        held
+    }
+
+    /// How long a call that joins the queue now would wait, as far as one can tell.
+    pub(crate) fn estimate(&self, now: Time) -> Duration {
+        let pause = self.paused_at(now).map_or(Duration::ZERO, |(until, _)| until.saturating_since(now));
+        let queue = self.core.gate.read_pacer(|control, load| {
+            control.estimate_wait(now, load.waiting, load.busy)
+        });
+        pause.max(queue)
     }
 }
 
 impl fmt::Debug for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Provider")
-            .field("name", &self.0.name)
-            .field("scope", &self.0.scope)
+            .field("name", &self.core.name)
+            .field("scope", &self.scope_name())
+            .field("ceiling", &self.ceiling())
+            .field("in_flight", &self.in_flight())
+            .field("paused_until", &self.paused_until())
             .finish_non_exhaustive()
-    }
-}
-
-/// One call under observation.
-pub(crate) struct Sensing {
-    provider: Provider,
-}
-
-impl Sensing {
-    /// The head of the reply (or an error) is there and says this.
-    pub(crate) fn outcome(&mut self, signal: &Signal) {
-        let _ = (signal, &self.provider);
-    }
-    /// The reply went on after a good head, and its body has ended: well (none), or with this signal
-    /// (trailers, a body error, an error event).
-    pub(crate) fn end(&mut self, signal: Option<&Signal>) {
-        let _ = (signal, &self.provider);
     }
 }

@@ -1,0 +1,353 @@
+use super::{service::Ladder, wait::Waiting};
+use crate::{
+    BoxError, Classify, HasTask, Kind, Refusal, RefusalKind, Safety, Signal, Task,
+    observe::Event,
+    provider::{Slot, WaitFor, handover},
+    retry::Resend,
+};
+use pin_project_lite::pin_project;
+use std::{
+    error::Error,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tower_service::Service;
+
+pin_project! {
+    /// The future of [`HashedFailover`](super::HashedFailover): one walk down the ladder.
+    pub struct ResponseFuture<S: Service<Req>, Req, R: Resend<Req>, C> {
+        #[pin]
+        state: State<S, Req>,
+        walk: Walk<S, Req, R, C>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S: Service<Req>, Req> {
+        /// The rung's service gets ready; the slot is its.
+        Readying { service: S, request: Option<Req>, slot: Option<Slot> },
+        Calling { #[pin] future: S::Future },
+        // Boxed: only who waits pays for it.
+        Waiting { wait: Option<Box<Waiting>>, request: Option<Req> },
+        Done,
+    }
+}
+
+struct Walk<S: Service<Req>, Req, R: Resend<Req>, C> {
+    ladder: Arc<Ladder<S, Req>>,
+    resend: R,
+    classify: C,
+    kept: Option<R::Kept>,
+    task: Option<Task>,
+    safety: Safety,
+    key: crate::Key,
+    wait: Option<WaitFor>,
+    /// The rung that is being called.
+    at: usize,
+    /// Rungs that were called in this walk, one bit each.
+    tried: u64,
+    /// The queues of this walk, kept while a rung of them is called that may refuse.
+    waiting: Option<Box<Waiting>>,
+    /// The last real reply of a rung, while the walk goes on.
+    held: Option<Box<Result<S::Response, BoxError>>>,
+    /// The last refusal of a rung, likewise.
+    refused: Option<Box<Result<S::Response, BoxError>>>,
+}
+
+/// What follows from the outcome of a call.
+enum Next<Res> {
+    Return(Result<Res, BoxError>),
+    /// Go on with this request; wait for a slot if none is free.
+    Queue,
+    Call(usize, Slot),
+}
+
+pub(super) fn walk<S, Req, R, C>(
+    ladder: &Arc<Ladder<S, Req>>,
+    mut request: Req,
+    resend: R,
+    classify: C,
+) -> ResponseFuture<S, Req, R, C>
+where
+    S: Service<Req> + Clone,
+    Req: HasTask,
+    R: Resend<Req>,
+{
+    let safety = request.safety();
+    let task = request.task().cloned();
+    let key = ladder.key(task.as_ref());
+    let found = ladder.try_tier(key, 0);
+    // Only now, so that the wait counts from the entry, and only if there is one.
+    let wait = found.is_err().then(|| {
+        let provider = &ladder.rungs[0].provider;
+        WaitFor::of(&request, None, provider.core(), provider.clock().now())
+    });
+    let kept = if ladder.rungs.len() > 1 { resend.keep(&mut request) } else { None };
+    let mut walk = Walk {
+        ladder: ladder.clone(),
+        resend,
+        classify,
+        kept,
+        task,
+        safety,
+        key,
+        wait,
+        at: 0,
+        tried: 0,
+        waiting: None,
+        held: None,
+        refused: None,
+    };
+    let state = match found {
+        Ok((rung, slot)) => walk.ready(rung, slot, request),
+        Err(_) => walk.queue(request),
+    };
+    ResponseFuture { state, walk }
+}
+
+impl<S, Req, R, C> Walk<S, Req, R, C>
+where
+    S: Service<Req> + Clone,
+    R: Resend<Req>,
+{
+    fn ready(&mut self, rung: usize, slot: Slot, request: Req) -> State<S, Req> {
+        self.at = rung;
+        State::Readying { service: self.ladder.service(rung), request: Some(request), slot: Some(slot) }
+    }
+
+    fn queue(&mut self, request: Req) -> State<S, Req> {
+        let wait = self.waiting.take().unwrap_or_else(|| {
+            let wait = self.wait_for();
+            Box::new(Waiting::begin(&self.ladder, self.key, self.tried, wait))
+        });
+        State::Waiting { wait: Some(wait), request: Some(request) }
+    }
+
+    /// The request once more; none if it cannot be repeated.
+    fn again(&mut self) -> Option<Req> {
+        self.kept.as_mut().and_then(|kept| self.resend.again(kept))
+    }
+
+    /// What the caller gets when the walk cannot go on.
+    fn give_up(&mut self) -> Result<S::Response, BoxError> {
+        *self.held.take().or_else(|| self.refused.take()).expect("the walk went on from an outcome")
+    }
+
+    fn wait_for(&mut self) -> WaitFor {
+        let provider = &self.ladder.rungs[0].provider;
+        *self.wait.get_or_insert_with(|| {
+            WaitFor::of_task(self.task.as_ref(), None, provider.core(), provider.clock().now())
+        })
+    }
+}
+
+impl<S, Req, R, C> Walk<S, Req, R, C>
+where
+    S: Service<Req> + Clone,
+    R: Resend<Req>,
+    C: Classify<S::Response>,
+{
+    fn judge(&mut self, outcome: Result<S::Response, BoxError>) -> Next<S::Response> {
+        let signal = self.classify.classify(match &outcome {
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(&**error as &(dyn Error + 'static)),
+        });
+        match signal.kind {
+            Kind::Success | Kind::Rejected => Next::Return(outcome),
+            Kind::Refused => self.refused(outcome),
+            _ => self.replied(outcome, &signal),
+        }
+    }
+
+    /// A layer of the rung said no: nothing was sent, and the rung may be asked again later.
+    fn refused(&mut self, outcome: Result<S::Response, BoxError>) -> Next<S::Response> {
+        let clock = self.ladder.rungs[self.at].provider.clock();
+        let refusal = outcome.as_ref().err().and_then(|error| Refusal::find(&**error));
+        let Some((kind, at)) = refusal.map(|refusal| (refusal.kind, refusal.retry_at)) else {
+            return Next::Return(outcome);
+        };
+        if kind.is_terminal() {
+            return Next::Return(outcome);
+        }
+        if self.kept.is_none() {
+            return Next::Return(self.held.take().map_or(outcome, |held| *held));
+        }
+        let wait = self.wait_for();
+        let mut waiting = self
+            .waiting
+            .take()
+            .unwrap_or_else(|| Box::new(Waiting::begin(&self.ladder, self.key, self.tried, wait)));
+        match at {
+            // A race for the slot, or a pause that began: its queue knows when.
+            Some(_) if matches!(kind, RefusalKind::NoSlot | RefusalKind::Paused) => {
+                waiting.hold_off(self.at, crate::Time::ZERO);
+            }
+            // At least a little later, or a layer that is wrong about its instant would spin us.
+            Some(at) => {
+                let soon = clock.now().saturating_add(std::time::Duration::from_millis(1));
+                waiting.hold_off(self.at, clock.time(at).max(soon));
+            }
+            None => {
+                self.tried |= 1 << self.at;
+                waiting.exclude(self.at);
+            }
+        }
+        self.waiting = Some(waiting);
+        self.refused = Some(Box::new(outcome));
+        match self.ladder.try_all(self.key, self.tried | (1 << self.at)) {
+            Some((rung, slot)) => Next::Call(rung, slot),
+            None => Next::Queue,
+        }
+    }
+
+    /// A real reply that is not a success.
+    fn replied(&mut self, outcome: Result<S::Response, BoxError>, signal: &Signal) -> Next<S::Response> {
+        self.tried |= 1 << self.at;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.exclude(self.at);
+        }
+        let here = &self.ladder.rungs[self.at];
+        let more = self.ladder.next(self.key, self.tried).is_some();
+        let allowed = match signal.kind {
+            Kind::Empty => !here.paid,
+            Kind::Throttled => {
+                let clock = here.provider.clock();
+                let paused = here.provider.paused().map(|(until, _)| until.saturating_since(clock.now()));
+                let wait = paused.max(signal.pushback.wait()).unwrap_or_default();
+                wait > self.ladder.options.hint_patience && self.safety.allows(signal, false)
+            }
+            _ => self.safety.allows(signal, false) && self.charge(),
+        };
+        if !more || !allowed || self.kept.is_none() {
+            return Next::Return(outcome);
+        }
+        // An empty answer, and a rung that cannot work at all, are not sent again by anybody else:
+        // these wait for the next rung. What the retry layer would send again goes on only into a
+        // free slot.
+        let waits = matches!(signal.kind, Kind::Empty | Kind::Depleted | Kind::Misconfigured);
+        match self.ladder.try_all(self.key, self.tried) {
+            Some((rung, slot)) => {
+                self.overflow(rung, signal.kind);
+                self.held = Some(Box::new(outcome));
+                Next::Call(rung, slot)
+            }
+            None if waits => {
+                self.held = Some(Box::new(outcome));
+                Next::Queue
+            }
+            None => Next::Return(outcome),
+        }
+    }
+
+    /// Charges the failed call to the task; whether it may make another.
+    fn charge(&self) -> bool {
+        match &self.task {
+            Some(task) => task.spent() + 1 < task.allowance_total() && task.charge() < task.allowance_total(),
+            None => true,
+        }
+    }
+
+    fn overflow(&self, to: usize, kind: Kind) {
+        let from = &self.ladder.rungs[self.at].provider;
+        let to = &self.ladder.rungs[to].provider;
+        from.observe(|| Event::Overflow { from: from.name(), to: to.name(), kind });
+    }
+}
+
+impl<S, Req, R, C> Future for ResponseFuture<S, Req, R, C>
+where
+    S: Service<Req> + Clone,
+    S::Error: Into<BoxError>,
+    R: Resend<Req>,
+    C: Classify<S::Response>,
+{
+    type Output = Result<S::Response, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut me = self.project();
+        loop {
+            let next = match me.state.as_mut().project() {
+                StateProj::Readying { service, request, slot } => match ready!(service.poll_ready(cx)) {
+                    Err(error) => me.walk.judge(Err(error.into())),
+                    Ok(()) => {
+                        let rung = &me.walk.ladder.rungs[me.walk.at];
+                        let request = request.take().expect("polled after completion");
+                        if rung.provider.paused_since(slot) {
+                            *slot = None;
+                            let state = me.walk.queue(request);
+                            me.state.set(state);
+                            continue;
+                        }
+                        let request = match &rung.map {
+                            Some(map) => map(request),
+                            None => request,
+                        };
+                        let slot = slot.take().expect("granted with the rung");
+                        let future = handover::offering(slot, || service.call(request));
+                        me.state.set(State::Calling { future });
+                        continue;
+                    }
+                },
+                StateProj::Calling { future } => {
+                    let outcome = ready!(future.poll(cx)).map_err(Into::into);
+                    me.walk.judge(outcome)
+                }
+                StateProj::Waiting { wait, request } => match ready!(wait
+                    .as_mut()
+                    .expect("polled after completion")
+                    .poll(&me.walk.ladder, cx))
+                {
+                    Ok((rung, slot)) => {
+                        let request = request.take().expect("polled after completion");
+                        me.walk.waiting = wait.take();
+                        let state = me.walk.ready(rung, slot, request);
+                        me.state.set(state);
+                        continue;
+                    }
+                    Err(refusal) => Next::Return(match me.walk.held.take() {
+                        Some(held) => *held,
+                        None => Err(refusal.into()),
+                    }),
+                },
+                StateProj::Done => panic!("polled after completion"),
+            };
+            let state = match next {
+                Next::Return(outcome) => {
+                    me.state.set(State::Done);
+                    return Poll::Ready(outcome);
+                }
+                Next::Call(rung, slot) => match me.walk.again() {
+                    Some(request) => me.walk.ready(rung, slot, request),
+                    None => {
+                        me.state.set(State::Done);
+                        return Poll::Ready(me.walk.give_up());
+                    }
+                },
+                Next::Queue => match me.walk.again() {
+                    Some(request) => me.walk.queue(request),
+                    None => {
+                        me.state.set(State::Done);
+                        return Poll::Ready(me.walk.give_up());
+                    }
+                },
+            };
+            me.state.set(state);
+        }
+    }
+}
+
+impl<S: Service<Req>, Req, R: Resend<Req>, C> fmt::Debug for ResponseFuture<S, Req, R, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Readying { .. } => "readying",
+            State::Calling { .. } => "calling",
+            State::Waiting { .. } => "waiting",
+            State::Done => "done",
+        };
+        f.debug_struct("ResponseFuture").field("state", &state).field("rung", &self.walk.at).finish_non_exhaustive()
+    }
+}

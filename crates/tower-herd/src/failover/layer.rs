@@ -1,0 +1,87 @@
+use super::{
+    HashedFailover, LadderError, Rung,
+    rung::check,
+    service::Options,
+};
+use crate::{http::HttpClassify, retry::CloneRequest};
+use std::{fmt, sync::Arc, time::Duration};
+use tower_layer::Layer;
+
+/// A ladder around one client: each rung is a stack of layers over a clone of it. See the
+/// [module](super).
+pub struct HashedFailoverLayer<L, Req, R = CloneRequest, C = HttpClassify> {
+    rungs: Arc<[Rung<L, Req>]>,
+    options: Options,
+    resend: R,
+    classify: C,
+}
+
+impl<L, Req> HashedFailoverLayer<L, Req> {
+    /// A ladder of these rungs, for HTTP requests that can be cloned.
+    pub fn new(rungs: impl IntoIterator<Item = Rung<L, Req>>) -> Result<Self, LadderError> {
+        let rungs: Arc<[_]> = rungs.into_iter().collect();
+        check(&rungs)?;
+        Ok(HashedFailoverLayer {
+            rungs,
+            options: Options::default(),
+            resend: CloneRequest,
+            classify: HttpClassify::default(),
+        })
+    }
+}
+
+impl<L, Req, R, C> HashedFailoverLayer<L, Req, R, C> {
+    /// How long a task waits for a slot in one tier before it also queues at the next. Default 500 ms.
+    #[must_use]
+    pub fn slot_patience(mut self, patience: Duration) -> Self {
+        self.options.slot_patience = patience;
+        self
+    }
+
+    /// Up to which wait a pause is sat out instead of left for the next tier. Default 2 s.
+    #[must_use]
+    pub fn hint_patience(mut self, patience: Duration) -> Self {
+        self.options.hint_patience = patience;
+        self
+    }
+
+    /// How a request is kept for the next rung.
+    #[must_use]
+    pub fn resend<R2>(self, resend: R2) -> HashedFailoverLayer<L, Req, R2, C> {
+        HashedFailoverLayer { rungs: self.rungs, options: self.options, resend, classify: self.classify }
+    }
+
+    /// With another classifier.
+    #[must_use]
+    pub fn classify<D>(self, classify: D) -> HashedFailoverLayer<L, Req, R, D> {
+        HashedFailoverLayer { rungs: self.rungs, options: self.options, resend: self.resend, classify }
+    }
+}
+
+impl<L, Req, R: Clone, C: Clone> Clone for HashedFailoverLayer<L, Req, R, C> {
+    fn clone(&self) -> Self {
+        HashedFailoverLayer {
+            rungs: self.rungs.clone(),
+            options: self.options,
+            resend: self.resend.clone(),
+            classify: self.classify.clone(),
+        }
+    }
+}
+
+impl<L, Req, R, C> fmt::Debug for HashedFailoverLayer<L, Req, R, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HashedFailoverLayer")
+            .field("rungs", &self.rungs)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Clone, L: Layer<S>, Req, R: Clone, C: Clone> Layer<S> for HashedFailoverLayer<L, Req, R, C> {
+    type Service = HashedFailover<L::Service, Req, R, C>;
+    fn layer(&self, inner: S) -> Self::Service {
+        let rungs = self.rungs.iter().map(|rung| rung.with(rung.with.layer(inner.clone())));
+        HashedFailover::build(rungs, self.options, self.resend.clone(), self.classify.clone())
+    }
+}

@@ -1,0 +1,149 @@
+use super::{LadderError, hash};
+use crate::{Key, Provider};
+use std::{fmt, sync::Arc};
+
+/// What a rung does to a request before it goes there: its URL, its key, its model.
+pub type MapRequest<Req> = Arc<dyn Fn(Req) -> Req + Send + Sync>;
+
+/// One rung of a ladder: a provider, what its requests look like, and its layers (or its service).
+///
+/// ```
+/// use tower_herd::{Fleet, failover::Rung};
+///
+/// let fleet = Fleet::local();
+/// let cheap = Rung::new(&fleet.provider("cheap"), tower::layer::util::Identity::new())
+///     .map(|mut request: http::Request<String>| {
+///         *request.uri_mut() = http::Uri::from_static("http://cheap.example/v1/chat");
+///         request
+///     });
+/// let dear = Rung::new(&fleet.provider("dear"), tower::layer::util::Identity::new()).tier(1).paid();
+/// # let (_, _): (_, Rung<_, http::Request<String>>) = (cheap, dear);
+/// ```
+pub struct Rung<T, Req> {
+    pub(super) provider: Provider,
+    pub(super) tier: u32,
+    pub(super) weight: f64,
+    pub(super) paid: bool,
+    pub(super) map: Option<MapRequest<Req>>,
+    pub(super) with: T,
+    name_hash: u64,
+}
+
+impl<T, Req> Rung<T, Req> {
+    /// A free rung in the first tier, of weight 1. `with`: its layers for
+    /// [`HashedFailoverLayer`](super::HashedFailoverLayer), its service for
+    /// [`HashedFailover`](super::HashedFailover).
+    #[must_use]
+    pub fn new(provider: &Provider, with: T) -> Self {
+        Rung {
+            provider: provider.clone(),
+            tier: 0,
+            weight: 1.0,
+            paid: false,
+            map: None,
+            with,
+            name_hash: hash::name_hash(&label(provider)),
+        }
+    }
+
+    /// Its tier: lower ones are asked first.
+    #[must_use]
+    pub fn tier(mut self, tier: u32) -> Self {
+        self.tier = tier;
+        self
+    }
+
+    /// Its share of the tier's tasks, in proportion to the weights of the others.
+    #[must_use]
+    pub fn weight(mut self, weight: f64) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// It costs money: an empty answer from it ends the chain.
+    #[must_use]
+    pub fn paid(mut self) -> Self {
+        self.paid = true;
+        self
+    }
+
+    /// Changes each request before it goes to this rung.
+    #[must_use]
+    pub fn map(mut self, map: impl Fn(Req) -> Req + Send + Sync + 'static) -> Self {
+        self.map = Some(Arc::new(map));
+        self
+    }
+
+    pub(super) fn with<U>(&self, with: U) -> Rung<U, Req> {
+        Rung {
+            provider: self.provider.clone(),
+            tier: self.tier,
+            weight: self.weight,
+            paid: self.paid,
+            map: self.map.clone(),
+            with,
+            name_hash: self.name_hash,
+        }
+    }
+
+    pub(super) fn map_with<U>(self, change: impl FnOnce(T) -> U) -> Rung<U, Req> {
+        Rung {
+            provider: self.provider,
+            tier: self.tier,
+            weight: self.weight,
+            paid: self.paid,
+            map: self.map,
+            with: change(self.with),
+            name_hash: self.name_hash,
+        }
+    }
+
+    pub(super) fn score(&self, key: Key) -> f64 {
+        hash::score(self.name_hash, self.weight, key)
+    }
+}
+
+/// A rung's name: provider, and scope if it has one.
+fn label(provider: &Provider) -> String {
+    match provider.scope_name() {
+        Some(scope) => format!("{}/{scope}", provider.name()),
+        None => provider.name().to_string(),
+    }
+}
+
+pub(super) fn check<T, Req>(rungs: &[Rung<T, Req>]) -> Result<(), LadderError> {
+    if rungs.is_empty() {
+        return Err(LadderError::Empty);
+    }
+    if rungs.len() > 64 {
+        return Err(LadderError::TooMany(rungs.len()));
+    }
+    let mut names = std::collections::HashSet::new();
+    for rung in rungs {
+        let name = label(&rung.provider);
+        if !(rung.weight > 0.0 && rung.weight.is_finite()) {
+            return Err(LadderError::Weight { rung: name, weight: rung.weight });
+        }
+        if !names.insert(name.clone()) {
+            return Err(LadderError::Twice(name));
+        }
+    }
+    Ok(())
+}
+
+impl<T: Clone, Req> Clone for Rung<T, Req> {
+    fn clone(&self) -> Self {
+        self.with(self.with.clone())
+    }
+}
+
+impl<T, Req> fmt::Debug for Rung<T, Req> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rung")
+            .field("provider", &label(&self.provider))
+            .field("tier", &self.tier)
+            .field("weight", &self.weight)
+            .field("paid", &self.paid)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,224 @@
+use super::{
+    LadderError, ResponseFuture, Rung, future,
+    rung::check,
+};
+use crate::{
+    BoxError, Classify, HasTask, Key, Task,
+    http::HttpClassify,
+    provider::{Denied, Slot},
+    random::mix,
+    retry::{CloneRequest, Resend},
+};
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+use tower_service::Service;
+
+/// A ladder over services. See the [module](super).
+pub struct HashedFailover<S, Req, R = CloneRequest, C = HttpClassify> {
+    pub(super) ladder: Arc<Ladder<S, Req>>,
+    pub(super) resend: R,
+    pub(super) classify: C,
+}
+
+/// What all clones share.
+pub(super) struct Ladder<S, Req> {
+    // Behind a mutex only to be `Sync`: a rung's service is cloned for each call, never called here.
+    pub(super) rungs: Box<[Rung<Mutex<S>, Req>]>,
+    pub(super) options: Options,
+    name: Arc<str>,
+    untasked: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) slot_patience: Duration,
+    pub(super) hint_patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { slot_patience: Duration::from_millis(500), hint_patience: Duration::from_secs(2) }
+    }
+}
+
+impl<S, Req> HashedFailover<S, Req> {
+    /// A ladder of these rungs, for HTTP requests that can be cloned.
+    pub fn new(rungs: impl IntoIterator<Item = Rung<S, Req>>) -> Result<Self, LadderError> {
+        let rungs: Vec<_> = rungs.into_iter().collect();
+        check(&rungs)?;
+        Ok(HashedFailover::build(rungs, Options::default(), CloneRequest, HttpClassify::default()))
+    }
+}
+
+impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
+    /// How long a task waits for a slot in one tier before it also queues at the next. Default 500 ms.
+    #[must_use]
+    pub fn slot_patience(self, patience: Duration) -> Self
+    where
+        S: Clone,
+    {
+        let options = Options { slot_patience: patience, ..self.ladder.options };
+        self.with_options(options)
+    }
+
+    /// Up to which wait a pause is sat out instead of left for the next tier. Default 2 s.
+    #[must_use]
+    pub fn hint_patience(self, patience: Duration) -> Self
+    where
+        S: Clone,
+    {
+        let options = Options { hint_patience: patience, ..self.ladder.options };
+        self.with_options(options)
+    }
+
+    fn with_options(self, options: Options) -> Self
+    where
+        S: Clone,
+    {
+        let rungs = self.ladder.rungs.iter().map(|rung| rung.with(Mutex::new(copy(&rung.with)))).collect();
+        HashedFailover { ladder: Arc::new(Ladder::new(rungs, options)), ..self }
+    }
+
+    /// How a request is kept for the next rung.
+    #[must_use]
+    pub fn resend<R2>(self, resend: R2) -> HashedFailover<S, Req, R2, C> {
+        HashedFailover { ladder: self.ladder, resend, classify: self.classify }
+    }
+
+    /// With another classifier.
+    #[must_use]
+    pub fn classify<D>(self, classify: D) -> HashedFailover<S, Req, R, D> {
+        HashedFailover { ladder: self.ladder, resend: self.resend, classify }
+    }
+}
+
+impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
+    pub(super) fn build(
+        rungs: impl IntoIterator<Item = Rung<S, Req>>,
+        options: Options,
+        resend: R,
+        classify: C,
+    ) -> Self {
+        let rungs = rungs.into_iter().map(|rung| rung.map_with(Mutex::new)).collect();
+        HashedFailover { ladder: Arc::new(Ladder::new(rungs, options)), resend, classify }
+    }
+}
+
+fn copy<S: Clone>(service: &Mutex<S>) -> S {
+    service.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+impl<S, Req> Ladder<S, Req> {
+    fn new(rungs: Box<[Rung<Mutex<S>, Req>]>, options: Options) -> Self {
+        Ladder { rungs, options, name: "ladder".into(), untasked: AtomicU64::new(0) }
+    }
+
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// What a request hashes by. Without a task each goes its own way.
+    pub(super) fn key(&self, task: Option<&Task>) -> Key {
+        match task {
+            Some(task) => task.affinity_key(),
+            None => mix(self.untasked.fetch_add(1, Ordering::Relaxed)).into(),
+        }
+    }
+
+    pub(super) fn service(&self, rung: usize) -> S
+    where
+        S: Clone,
+    {
+        copy(&self.rungs[rung].with)
+    }
+
+    /// The next rung after those in `done` (a bit a rung), in the order of this key.
+    pub(super) fn next(&self, key: Key, done: u64) -> Option<usize> {
+        let left = self.rungs.iter().enumerate().filter(|(i, _)| done & (1 << i) == 0);
+        let tier = left.clone().map(|(_, rung)| rung.tier).min()?;
+        let mut best: Option<(usize, f64)> = None;
+        for (i, rung) in left.filter(|(_, rung)| rung.tier == tier) {
+            let score = rung.score(key);
+            if best.is_none_or(|(_, most)| score > most) {
+                best = Some((i, score));
+            }
+        }
+        best.map(|(i, _)| i)
+    }
+
+    /// The first rung in the tier of the next one with a free slot; else the rungs of that tier.
+    pub(super) fn try_tier(&self, key: Key, done: u64) -> Result<(usize, Slot), u64> {
+        let mut looked = 0u64;
+        let mut tier = None;
+        while let Some(i) = self.next(key, done | looked) {
+            let rung = &self.rungs[i];
+            if *tier.get_or_insert(rung.tier) != rung.tier {
+                break;
+            }
+            match rung.provider.try_slot() {
+                Ok(slot) => return Ok((i, slot)),
+                Err(Denied::Paused(..) | Denied::NoSlot) => looked |= 1 << i,
+            }
+        }
+        Err(looked)
+    }
+
+    /// The first rung with a free slot in any tier.
+    pub(super) fn try_all(&self, key: Key, mut done: u64) -> Option<(usize, Slot)> {
+        loop {
+            match self.try_tier(key, done) {
+                Ok(found) => return Some(found),
+                Err(0) => return None,
+                Err(looked) => done |= looked,
+            }
+        }
+    }
+}
+
+impl<S, Req, R: Clone, C: Clone> Clone for HashedFailover<S, Req, R, C> {
+    fn clone(&self) -> Self {
+        HashedFailover {
+            ladder: self.ladder.clone(),
+            resend: self.resend.clone(),
+            classify: self.classify.clone(),
+        }
+    }
+}
+
+impl<S, Req, R, C> fmt::Debug for HashedFailover<S, Req, R, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HashedFailover")
+            .field("rungs", &self.ladder.rungs)
+            .field("options", &self.ladder.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, Req, R, C> Service<Req> for HashedFailover<S, Req, R, C>
+where
+    S: Service<Req> + Clone,
+    S::Error: Into<BoxError>,
+    Req: HasTask,
+    R: Resend<Req> + Clone,
+    C: Classify<S::Response> + Clone,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = ResponseFuture<S, Req, R, C>;
+
+    /// Always ready: which rung a request goes to depends on the request.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        future::walk(&self.ladder, request, self.resend.clone(), self.classify.clone())
+    }
+}

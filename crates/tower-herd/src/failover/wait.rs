@@ -1,0 +1,188 @@
+//! A task that no rung could take at once: in the queues of several rungs, served by whichever frees
+//! first.
+
+use super::service::Ladder;
+use crate::{
+    Clock, Key, Refusal, RefusalKind, Time,
+    gate::{Claimed, Entry},
+    observe::Event,
+    provider::{Core, Slot, WaitFor},
+};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::time::Sleep;
+
+pub(super) struct Waiting {
+    key: Key,
+    wait: WaitFor,
+    clock: Clock,
+    /// Rungs that this walk will not ask (again).
+    done: u64,
+    places: Vec<Place>,
+    /// Rungs with a place, one bit each.
+    joined: u64,
+    /// When the next tier is joined; none if there is no further one.
+    next_tier: Option<Time>,
+    sleep: Pin<Box<Sleep>>,
+}
+
+struct Place {
+    rung: usize,
+    /// A layer of the rung said no until then, although a slot was free.
+    not_before: Time,
+    /// None: not in the queue now, for a pause of its scope or the above.
+    entry: Option<Entry<Arc<Core>>>,
+}
+
+impl Waiting {
+    pub(super) fn begin<S, Req>(ladder: &Ladder<S, Req>, key: Key, done: u64, wait: WaitFor) -> Self {
+        let clock = ladder.rungs[0].provider.clock();
+        Waiting {
+            key,
+            wait,
+            clock,
+            done,
+            places: Vec::new(),
+            joined: 0,
+            next_tier: Some(Time::ZERO),
+            sleep: Box::pin(tokio::time::sleep_until(clock.instant(wait.until))),
+        }
+    }
+
+    /// The rung was called in this walk: it is not asked again.
+    pub(super) fn exclude(&mut self, rung: usize) {
+        self.done |= 1 << rung;
+        self.places.retain(|place| place.rung != rung);
+    }
+
+    /// A layer of the rung refused the call until `at`: it is asked again then.
+    pub(super) fn hold_off(&mut self, rung: usize, at: Time) {
+        match self.places.iter_mut().find(|place| place.rung == rung) {
+            Some(place) => place.not_before = at,
+            None => {
+                self.joined |= 1 << rung;
+                self.places.push(Place { rung, not_before: at, entry: None });
+            }
+        }
+    }
+
+    pub(super) fn poll<S, Req>(
+        &mut self,
+        ladder: &Ladder<S, Req>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(usize, Slot), Refusal>> {
+        loop {
+            let now = self.clock.now();
+            while self.next_tier.is_some_and(|at| at <= now) {
+                self.join_next(ladder, now);
+            }
+            let mut again_at = self.next_tier.unwrap_or(Time::MAX).min(self.wait.until);
+            for place in &mut self.places {
+                match place.poll(ladder, &self.wait, now, cx) {
+                    Ok(slot) => {
+                        let rung = place.rung;
+                        // All other places are given up, this one was served.
+                        for place in &mut self.places {
+                            place.entry = None;
+                        }
+                        return Poll::Ready(Ok((rung, slot)));
+                    }
+                    Err(at) => again_at = again_at.min(at),
+                }
+            }
+            if now >= self.wait.until || (self.places.is_empty() && self.next_tier.is_none()) {
+                return Poll::Ready(Err(self.refusal(ladder, now)));
+            }
+            // The timer is polled after each reset: one that is due already would not wake us.
+            self.sleep.as_mut().reset(self.clock.instant(again_at));
+            match self.sleep.as_mut().poll(cx) {
+                Poll::Ready(()) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Takes a place at every rung of the next tier, and sees when to go on to the one after.
+    fn join_next<S, Req>(&mut self, ladder: &Ladder<S, Req>, now: Time) {
+        self.next_tier = None;
+        let Some(first) = ladder.next(self.key, self.done | self.joined) else { return };
+        let tier = ladder.rungs[first].tier;
+        let mut patience: Option<Duration> = None;
+        for (i, rung) in ladder.rungs.iter().enumerate() {
+            let bit = 1 << i;
+            if rung.tier != tier || (self.done | self.joined) & bit != 0 {
+                continue;
+            }
+            self.joined |= bit;
+            // Before it joins: the estimate is that of the place it will get.
+            let wait = rung.provider.estimate(now);
+            let limit = match rung.provider.paused() {
+                Some(_) => ladder.options.hint_patience,
+                None => ladder.options.slot_patience,
+            };
+            // Who plainly cannot be served in time need not idle first.
+            let patient = if wait > limit { Duration::ZERO } else { limit };
+            patience = Some(patience.map_or(patient, |most| most.max(patient)));
+            self.places.push(Place { rung: i, not_before: Time::ZERO, entry: None });
+        }
+        if ladder.next(self.key, self.done | self.joined).is_some() {
+            self.next_tier = Some(now.saturating_add(patience.unwrap_or_default()));
+        }
+    }
+
+    /// Nothing can be had before the end: when might it be?
+    fn refusal<S, Req>(&self, ladder: &Ladder<S, Req>, now: Time) -> Refusal {
+        let rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
+        let at = rungs.map(|(_, rung)| now.saturating_add(rung.provider.estimate(now))).min();
+        ladder.rungs[0].provider.observe(|| Event::Refused {
+            provider: ladder.name(),
+            scope: None,
+            kind: RefusalKind::NoRung,
+            observed: false,
+        });
+        let why = "no rung had room for it before its deadline";
+        Refusal::new(RefusalKind::NoRung, why, ladder.name().clone(), at.map(|at| self.clock.instant(at)))
+    }
+}
+
+impl Place {
+    /// A slot, or the instant at which to ask again if nobody wakes us before.
+    fn poll<S, Req>(
+        &mut self,
+        ladder: &Ladder<S, Req>,
+        wait: &WaitFor,
+        now: Time,
+        cx: &mut Context<'_>,
+    ) -> Result<Slot, Time> {
+        let provider = &ladder.rungs[self.rung].provider;
+        let scope_pause = provider.scope_pause(now).unwrap_or(Time::ZERO);
+        let not_before = self.not_before.max(scope_pause);
+        if now < not_before {
+            self.entry = None;
+            return Err(not_before);
+        }
+        if let Some(probe) = provider.try_long_probe(now) {
+            return Ok(probe);
+        }
+        let entry = match &mut self.entry {
+            Some(entry) => entry,
+            // A full queue is a rung without room: looked at again when something else happens.
+            none => match provider.join(wait, now) {
+                Ok(entry) => none.insert(entry),
+                Err(_) => return Err(now.saturating_add(Duration::from_millis(100))),
+            },
+        };
+        match entry.poll_claim(now, cx) {
+            Claimed::Got((core, admitted)) => {
+                self.entry = None;
+                Ok(Slot::new(core, Some(admitted)))
+            }
+            Claimed::Wait { again_at } => Err(again_at.unwrap_or(Time::MAX)),
+        }
+    }
+}

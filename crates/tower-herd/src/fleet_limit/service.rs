@@ -1,0 +1,83 @@
+use super::{Hold, ResponseFuture, future};
+use crate::{
+    BoxError, Classify, HasTask, Provider,
+    provider::{Slot, handover},
+};
+use std::{
+    fmt,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tower_service::Service;
+
+/// The service of [`FleetLimitLayer`](super::FleetLimitLayer).
+#[derive(Clone)]
+pub struct FleetLimit<S, H, C> {
+    pub(super) inner: S,
+    pub(super) provider: Provider,
+    pub(super) patience: Option<Duration>,
+    pub(super) hold: H,
+    pub(super) classify: C,
+}
+
+impl<S: fmt::Debug, H, C> fmt::Debug for FleetLimit<S, H, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FleetLimit")
+            .field("inner", &self.inner)
+            .field("provider", &self.provider)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, Req, H, C> Service<Req> for FleetLimit<S, H, C>
+where
+    S: Service<Req> + Clone,
+    S::Error: Into<BoxError>,
+    Req: HasTask,
+    H: Hold<S::Response> + Clone,
+    C: Classify<S::Response> + Clone,
+{
+    type Response = H::Held;
+    type Error = BoxError;
+    type Future = ResponseFuture<S, Req, H, C>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, request: Req) -> Self::Future {
+        let provider = &self.provider;
+        let slot = match handover::take(provider.core()) {
+            Some(slot) => Ok(slot),
+            None => provider.try_slot(),
+        };
+        let (hold, classify) = (self.hold.clone(), self.classify.clone());
+        match slot {
+            Ok(slot) => future::calling(&mut self.inner, request, slot, provider, hold, classify),
+            Err(denied) => {
+                // The ready instance stays here; who waits readies a clone after its wait.
+                future::waiting(denied, &self.inner, request, provider, self.patience, hold, classify)
+            }
+        }
+    }
+}
+
+/// Calls `inner`; the sensing is ours if nobody below does it.
+#[inline]
+pub(super) fn send<S: Service<Req>, Req>(
+    inner: &mut S,
+    request: Req,
+    mut slot: Slot,
+    provider: &Provider,
+) -> (S::Future, Slot, Option<crate::provider::Sensing>) {
+    let core = provider.core();
+    let admitted = slot.admitted();
+    let (future, sensed) =
+        handover::sensed(core, || handover::admitting(core, admitted, || inner.call(request)));
+    slot.sent();
+    let sensing =
+        if sensed { None } else { Some(handover::admitting(core, admitted, || provider.begin())) };
+    (future, slot, sensing)
+}

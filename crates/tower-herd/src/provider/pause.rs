@@ -1,0 +1,282 @@
+//! The pause: the instant before which nobody calls, with its reason.
+//!
+//! One state for everything that stops traffic for a while (a hint, a bare 429, an empty account, a
+//! bad key, an operator), merged by maximum: a later, shorter wait never shortens an earlier one
+//! (BerriAI/litellm#40130). A pause of minutes may be far longer than the trouble lasts
+//! (openclaw/openclaw#90717), so a long one lets a sparse probe through: one call every
+//! max(5 min, pause / 20).
+
+use crate::Time;
+use std::time::Duration;
+
+/// Why nobody calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PauseReason {
+    /// The server named a wait.
+    Hint,
+    /// A 429 without a wait.
+    Bare,
+    /// The account has nothing left.
+    Depleted,
+    /// The key or the configuration is wrong.
+    Misconfigured,
+    /// An operator said so.
+    Operator,
+}
+
+impl PauseReason {
+    /// A short fixed name, for events and metric labels.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            PauseReason::Hint => "hint",
+            PauseReason::Bare => "bare",
+            PauseReason::Depleted => "depleted",
+            PauseReason::Misconfigured => "misconfigured",
+            PauseReason::Operator => "operator",
+        }
+    }
+}
+
+/// The longest pause; longer hints are parsed whole, but held no longer than this.
+pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Pauses longer than this are probed, at least so far apart.
+pub(crate) const PROBED: Duration = Duration::from_secs(5 * 60);
+
+const BARE: Duration = Duration::from_secs(1);
+const BARE_CAP: Duration = Duration::from_secs(30);
+const DEPLETED: Duration = Duration::from_secs(15 * 60);
+const DEPLETED_CAP: Duration = Duration::from_secs(6 * 3600);
+const MISCONFIGURED: Duration = Duration::from_secs(15 * 60);
+
+/// The pause of one provider or scope.
+#[derive(Debug, Default)]
+pub(crate) struct Pause {
+    until: Time,
+    reason: Option<PauseReason>,
+    /// Grows with each pause that is set or cleared: tells calls sent before from calls sent after.
+    generation: u64,
+    bare_streak: u32,
+    depleted_streak: u32,
+    probe_at: Option<Time>,
+    probe_gap: Duration,
+    probing: bool,
+}
+
+/// What a call that starts now meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Nothing.
+    Open,
+    /// Not before this instant.
+    Until(Time, PauseReason),
+}
+
+impl Pause {
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(crate) fn until(&self) -> Time {
+        self.until
+    }
+
+    pub(crate) fn look(&self, now: Time) -> Look {
+        match self.reason {
+            Some(reason) if now < self.until => Look::Until(self.until, reason),
+            _ => Look::Open,
+        }
+    }
+
+    /// Takes the one probe that is due, if one is; [`Self::probe_ended`] gives the place back.
+    pub(crate) fn take_probe(&mut self, now: Time) -> bool {
+        if self.probing || now >= self.until || self.probe_at.is_none_or(|at| now < at) {
+            return false;
+        }
+        self.probing = true;
+        self.probe_at = Some(now.saturating_add(self.probe_gap));
+        true
+    }
+
+    /// When the next probe is due, if this pause is long enough for one.
+    pub(crate) fn probe_at(&self) -> Option<Time> {
+        self.probe_at.filter(|at| *at < self.until)
+    }
+
+    pub(crate) fn probe_ended(&mut self) {
+        self.probing = false;
+    }
+
+    /// Sets a pause; the wait in force after the merge.
+    pub(crate) fn set(&mut self, now: Time, wait: Duration, reason: PauseReason) -> Duration {
+        let wait = wait.min(LONGEST);
+        let until = now.saturating_add(wait);
+        self.generation += 1;
+        if until > self.until || now >= self.until {
+            self.until = until;
+            self.reason = Some(reason);
+            if wait > PROBED {
+                self.probe_gap = PROBED.max(wait / 20);
+                let due = now.saturating_add(self.probe_gap);
+                // An earlier long pause keeps its probe: being extended does not put it off for ever.
+                self.probe_at = Some(self.probe_at.filter(|at| *at > now).map_or(due, |at| at.min(due)));
+            }
+        }
+        self.until.saturating_since(now)
+    }
+
+    /// The pause for a 429 without a hint, sent in generation `sent`: 1 s, doubling to 30 s until a
+    /// success. Calls that were in flight together are one event and double it once.
+    pub(crate) fn bare(&mut self, sent: u64) -> Duration {
+        let fresh = sent >= self.generation;
+        let exponent = if fresh { self.bare_streak } else { self.bare_streak.saturating_sub(1) };
+        if fresh {
+            self.bare_streak = self.bare_streak.saturating_add(1);
+        }
+        (BARE * 2u32.saturating_pow(exponent.min(8))).min(BARE_CAP)
+    }
+
+    /// The pause for an empty account that names no instant: 15 min, doubling to 6 h.
+    pub(crate) fn depleted(&mut self, sent: u64) -> Duration {
+        let fresh = sent >= self.generation;
+        let exponent = if fresh { self.depleted_streak } else { self.depleted_streak.saturating_sub(1) };
+        if fresh {
+            self.depleted_streak = self.depleted_streak.saturating_add(1);
+        }
+        (DEPLETED * 2u32.saturating_pow(exponent.min(8))).min(DEPLETED_CAP)
+    }
+
+    pub(crate) fn misconfigured(&self) -> Duration {
+        MISCONFIGURED
+    }
+
+    /// A call succeeded that was sent in generation `sent`. True if that ended a pause.
+    pub(crate) fn succeeded(&mut self, now: Time, sent: u64) -> bool {
+        if sent != self.generation {
+            return false;
+        }
+        self.bare_streak = 0;
+        self.depleted_streak = 0;
+        let ended = now < self.until;
+        if ended {
+            self.clear(now);
+        }
+        ended
+    }
+
+    /// Whether a success would change anything.
+    pub(crate) fn wants_success(&self) -> bool {
+        self.bare_streak > 0 || self.depleted_streak > 0 || self.reason.is_some()
+    }
+
+    /// Ends the pause now.
+    pub(crate) fn clear(&mut self, now: Time) {
+        self.until = self.until.min(now);
+        self.reason = None;
+        self.probe_at = None;
+        self.generation += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO.saturating_add(Duration::from_secs(seconds))
+    }
+    fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    // BerriAI/litellm#40130: the second, longer wait was stored, but the first one's end still opened.
+    #[test]
+    fn merged_by_maximum() {
+        let mut pause = Pause::default();
+        pause.set(at(0), secs(1), PauseReason::Hint);
+        pause.set(at(0), secs(60), PauseReason::Hint);
+        pause.set(at(1), secs(5), PauseReason::Bare);
+        assert_eq!(pause.look(at(59)), Look::Until(at(60), PauseReason::Hint));
+        assert_eq!(pause.look(at(60)), Look::Open);
+    }
+
+    #[test]
+    fn a_bare_429_doubles_once_an_event_and_a_success_resets_it() {
+        let mut pause = Pause::default();
+        for (second, expected) in [(0, 1), (10, 2), (20, 4), (30, 8), (40, 16), (60, 30), (100, 30)] {
+            let sent = pause.generation();
+            for _ in 0..50 {
+                let wait = pause.bare(sent);
+                assert_eq!(wait, secs(expected), "at {second} s");
+                pause.set(at(second), wait, PauseReason::Bare);
+            }
+        }
+        assert!(!pause.succeeded(at(200), 0), "sent before the pause: proves nothing");
+        pause.succeeded(at(200), pause.generation());
+        assert_eq!(pause.bare(pause.generation()), secs(1));
+    }
+
+    // gajae-code#2444, openclaw/openclaw#90717: the advertised reset is days away, capacity is back in minutes.
+    #[test]
+    fn a_long_pause_lets_one_sparse_probe_through() {
+        let mut pause = Pause::default();
+        pause.set(at(0), secs(48 * 3600), PauseReason::Hint);
+        assert_eq!(pause.until(), at(24 * 3600), "held 24 h at most");
+        assert!(!pause.take_probe(at(4000)));
+        assert!(pause.take_probe(at(4320)), "24 h / 20");
+        assert!(!pause.take_probe(at(4321)), "one at a time");
+        pause.probe_ended();
+        assert!(!pause.take_probe(at(4400)) && pause.take_probe(at(8640)));
+        let sent = pause.generation();
+        assert!(pause.succeeded(at(8641), sent));
+        assert_eq!(pause.look(at(8641)), Look::Open);
+    }
+
+    #[test]
+    fn short_pauses_are_not_probed() {
+        let mut pause = Pause::default();
+        pause.set(at(0), secs(300), PauseReason::Hint);
+        assert!((0..300).all(|second| !pause.take_probe(at(second))));
+        assert_eq!(pause.probe_at(), None);
+    }
+
+    #[test]
+    fn a_drained_account_is_asked_ever_more_rarely() {
+        let mut pause = Pause::default();
+        let mut waits = vec![];
+        for i in 0..7 {
+            let wait = pause.depleted(pause.generation());
+            pause.set(at(i * 100_000), wait, PauseReason::Depleted);
+            waits.push(wait.as_secs() / 60);
+        }
+        assert_eq!(waits, [15, 30, 60, 120, 240, 360, 360]);
+    }
+
+    #[test]
+    fn an_operator_clears_it() {
+        let mut pause = Pause::default();
+        pause.set(at(0), secs(600), PauseReason::Operator);
+        pause.clear(at(3));
+        assert_eq!(pause.look(at(3)), Look::Open);
+    }
+
+    proptest! {
+        // Law 1: no look between the setting of a wait and its end says open, unless it was cleared.
+        #[test]
+        fn never_early(waits in proptest::collection::vec((0u64..100, 0u64..400_000), 1..40), probe in 0u64..500_000) {
+            let mut pause = Pause::default();
+            let (mut now, mut latest) = (at(0), at(0));
+            for (step, wait) in waits {
+                now = now.saturating_add(secs(step));
+                pause.set(now, secs(wait), PauseReason::Hint);
+                latest = latest.max(now.saturating_add(secs(wait).min(LONGEST)));
+                prop_assert_eq!(pause.look(now) == Look::Open, now >= latest);
+                prop_assert!(pause.until() >= latest);
+            }
+            let later = now.saturating_add(secs(probe));
+            prop_assert_eq!(pause.look(later) == Look::Open, later >= latest);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+use super::{
+    Provider,
+    control::Admitted,
+    handover, lock,
+    pause::PauseReason,
+};
+use crate::{
+    Kind, Pushback, Reach, Signal, Time,
+    observe::Event,
+};
+use std::{sync::atomic::Ordering, time::Duration};
+
+/// One call under observation: what it was sent under, and whether its end was told.
+///
+/// Dropped before an outcome it counts as a call that its caller gave up: neutral.
+pub(crate) struct Sensing {
+    provider: Provider,
+    admitted: Admitted,
+    /// When it was sent, if its duration is measured.
+    began: Time,
+    /// Generations of the pauses it was sent under: only a success sent after a pause was set ends it.
+    root: u64,
+    scope: u64,
+    /// Whether its duration is measured.
+    measured: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// A good head came; its body may still run.
+    Replied,
+    Settled,
+}
+
+/// The first calls are all measured, then one in eight.
+const MEASURE_ALL: u64 = 64;
+
+impl Provider {
+    /// A call starts.
+    #[inline]
+    pub(crate) fn begin(&self) -> Sensing {
+        let core = &self.core;
+        handover::mark_sensed(core);
+        let nth = core.begun.fetch_add(1, Ordering::Relaxed);
+        let measured = nth < MEASURE_ALL || nth % 8 == 0;
+        let at = if measured { core.clock().now() } else { Time::ZERO };
+        Sensing {
+            admitted: handover::admitted(core).unwrap_or_else(|| Admitted {
+                stamp: core.stamp.load(Ordering::Acquire),
+                rank: core.gate.busy(),
+                at,
+            }),
+            began: at,
+            root: core.root.generation(),
+            scope: self.scope.as_ref().map_or(0, |scope| scope.generation()),
+            measured,
+            phase: Phase::Running,
+            provider: self.clone(),
+        }
+    }
+}
+
+impl Sensing {
+    /// The head of the reply, or the error in its place, is there and says this.
+    #[inline]
+    pub(crate) fn outcome(&mut self, signal: &Signal) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        match signal.kind {
+            Kind::Success | Kind::Empty => {
+                self.phase = Phase::Replied;
+                if self.matters(signal) {
+                    self.success(signal);
+                }
+            }
+            // A refusal of a stack further in: this provider was not called.
+            Kind::Refused => self.phase = Phase::Settled,
+            _ => {
+                self.phase = Phase::Settled;
+                self.trouble(signal);
+            }
+        }
+    }
+
+    /// The body of a good reply has ended: well (none), or with this signal (trailers, a body error,
+    /// an error event).
+    pub(crate) fn end(&mut self, signal: Option<&Signal>) {
+        if self.phase != Phase::Replied {
+            return;
+        }
+        self.phase = Phase::Settled;
+        match signal.filter(|signal| !signal.kind.is_success()) {
+            Some(signal) => self.trouble(signal),
+            None => self.measure(),
+        }
+    }
+
+    /// Whether this success changes anything; most do not.
+    #[inline]
+    fn matters(&self, signal: &Signal) -> bool {
+        let core = &self.provider.core;
+        self.admitted.rank.max(core.gate.busy()) >= core.interest.load(Ordering::Relaxed)
+            || core.root.wants_success()
+            || signal.quota.is_some()
+            || self.provider.scope.as_ref().is_some_and(|scope| scope.wants_success())
+    }
+
+    #[cold]
+    fn success(&self, signal: &Signal) {
+        let core = &self.provider.core;
+        let now = core.clock().now();
+        if let Some(scope) = self.provider.scope.as_ref().filter(|scope| scope.wants_success()) {
+            scope.change(|pause| pause.succeeded(now, self.scope));
+        }
+        let ended = core.root.wants_success() && core.root.change(|pause| pause.succeeded(now, self.root));
+        core.control(|control, busy, waiting| {
+            if ended {
+                control.clear_pause(now);
+            }
+            control.on_success(now, self.admitted, busy, waiting, None, signal.quota.map(Into::into));
+        });
+    }
+
+    fn measure(&self) {
+        if !self.measured {
+            return;
+        }
+        let core = &self.provider.core;
+        let took = core.clock().now().saturating_since(self.began);
+        lock(&core.durations).add(took);
+        core.control(|control, _, _| control.on_duration(took));
+    }
+
+    #[cold]
+    fn trouble(&self, signal: &Signal) {
+        let core = &self.provider.core;
+        let now = core.clock().now();
+        core.observe(|| Event::Signal {
+            provider: &core.name,
+            scope: self.provider.scope_name().map(|name| &**name),
+            kind: signal.kind,
+            wait: signal.pushback.wait(),
+        });
+        match signal.kind {
+            Kind::Throttled => {
+                core.throttled.fetch_add(1, Ordering::Relaxed);
+                self.throttled(now, signal);
+            }
+            Kind::Overloaded => self.throttled(now, signal),
+            Kind::Depleted => self.long_pause(now, signal, PauseReason::Depleted),
+            Kind::Misconfigured => self.long_pause(now, signal, PauseReason::Misconfigured),
+            _ => core.control(|control, busy, _| control.on_failed(now, self.admitted, busy)),
+        }
+    }
+
+    fn throttled(&self, now: Time, signal: &Signal) {
+        let core = &self.provider.core;
+        let scope = self.provider.scope.as_deref().filter(|_| signal.reach == Reach::Scope);
+        let (wait, reason) = match signal.pushback {
+            Pushback::After(wait) => (wait, PauseReason::Hint),
+            // Overload without a hint does not say that the next call comes too early.
+            Pushback::None | Pushback::Never if signal.kind == Kind::Overloaded => (Duration::ZERO, PauseReason::Bare),
+            Pushback::None | Pushback::Never => {
+                let sent = if scope.is_some() { self.scope } else { self.root };
+                let wait = scope.unwrap_or(&core.root).change(|pause| pause.bare(sent));
+                (wait, PauseReason::Bare)
+            }
+        };
+        // The cut first: the pause that follows knows the ceiling it ends under.
+        let whole = scope.is_none();
+        core.control(|control, busy, _| control.on_throttled(now, self.admitted, busy, Some(if whole {wait} else {Duration::ZERO})));
+        if !wait.is_zero() {
+            self.provider.note_pause(now, wait, reason, scope);
+        }
+        if let (Some(scope), PauseReason::Bare) = (scope, reason) {
+            self.second_scope(now, wait, scope);
+        }
+    }
+
+    /// Bare 429s in two scopes within a minute are about the provider.
+    fn second_scope(&self, now: Time, wait: Duration, scope: &super::Scope) {
+        const TOGETHER: Duration = Duration::from_secs(60);
+        let core = &self.provider.core;
+        let Some(name) = &scope.name else { return };
+        let other = {
+            let mut last = lock(&core.last_bare);
+            let other =
+                last.as_ref().is_some_and(|(last, at)| last != name && now.saturating_since(*at) < TOGETHER);
+            *last = Some((name.clone(), now));
+            other
+        };
+        if other && !wait.is_zero() {
+            self.provider.pause(now, wait, PauseReason::Bare, None);
+        }
+    }
+
+    fn long_pause(&self, now: Time, signal: &Signal, reason: PauseReason) {
+        let core = &self.provider.core;
+        let scope = self.provider.scope.as_deref().filter(|_| signal.reach == Reach::Scope);
+        let (pause, sent) = match scope {
+            Some(scope) => (scope, self.scope),
+            None => (&core.root, self.root),
+        };
+        let wait = match (signal.pushback, reason) {
+            (Pushback::After(wait), _) => wait,
+            (_, PauseReason::Depleted) => pause.change(|pause| pause.depleted(sent)),
+            _ => pause.change(|pause| pause.misconfigured()),
+        };
+        core.control(|control, busy, _| control.on_failed(now, self.admitted, busy));
+        self.provider.pause(now, wait, reason, scope);
+    }
+}
+
+impl Drop for Sensing {
+    #[inline]
+    fn drop(&mut self) {
+        match self.phase {
+            Phase::Settled => {}
+            // The reply had no body, or its body was dropped before its end.
+            Phase::Replied => self.measure(),
+            Phase::Running => self.dropped(),
+        }
+    }
+}
+
+impl Sensing {
+    /// Nobody watches this call through this guard after all.
+    pub(crate) fn void(mut self) {
+        self.phase = Phase::Settled;
+    }
+
+    #[cold]
+    fn dropped(&self) {
+        let core = &self.provider.core;
+        let now = core.clock().now();
+        core.control(|control, busy, _| control.on_failed(now, self.admitted, busy));
+    }
+}

@@ -1,0 +1,170 @@
+use super::{Core, PauseReason, Provider, Slot};
+use crate::{
+    Criticality, HasTask, Refusal, RefusalKind, Task, Time,
+    gate::{Claimed, Class, Entry, Waiter},
+    observe::Event,
+    task::DEFAULT_DEADLINE,
+};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::time::Sleep;
+
+/// Who waits, and how long at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitFor {
+    pub(crate) agent: Option<u64>,
+    pub(crate) class: Class,
+    /// No wait goes beyond this.
+    pub(crate) until: Time,
+    /// The bound is the task's deadline, and not the patience of a layer.
+    pub(crate) deadline: bool,
+}
+
+impl WaitFor {
+    /// The wait of a request's task: until its deadline (60 s from now if it names none), and no
+    /// longer than `patience`.
+    pub(crate) fn of<Req: HasTask>(request: &Req, patience: Option<Duration>, core: &Core, now: Time) -> Self {
+        Self::of_task(request.task(), patience, core, now)
+    }
+
+    pub(crate) fn of_task(task: Option<&Task>, patience: Option<Duration>, core: &Core, now: Time) -> Self {
+        let deadline = task.and_then(Task::deadline_at).map_or_else(
+            || now.saturating_add(DEFAULT_DEADLINE),
+            |at| core.clock().time(at),
+        );
+        let patient = patience.map_or(Time::MAX, |patience| now.saturating_add(patience));
+        WaitFor {
+            agent: task.and_then(Task::caller_key).map(crate::Key::get),
+            class: match task.map_or(Criticality::default(), Task::criticality_class) {
+                Criticality::Interactive => Class::Interactive,
+                Criticality::Batch => Class::Batch,
+            },
+            until: deadline.min(patient),
+            deadline: deadline <= patient,
+        }
+    }
+}
+
+/// A wait for a slot of one provider: first for the end of its scope's pause, then in the queue.
+pub(crate) struct Admission {
+    provider: Provider,
+    wait: WaitFor,
+    place: Option<Entry<Arc<Core>>>,
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl Admission {
+    /// Begins to wait; refused at once where the estimate does not fit, or the queue is full.
+    pub(crate) fn begin(provider: &Provider, wait: WaitFor, now: Time) -> Result<Self, Refusal> {
+        provider.fits(now, &wait)?;
+        let sleep = Box::pin(tokio::time::sleep_until(provider.core.clock().instant(wait.until)));
+        Ok(Admission { provider: provider.clone(), wait, place: None, sleep })
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Slot, Refusal>> {
+        let core = self.provider.core.clone();
+        loop {
+            let now = core.clock().now();
+            let again_at = match self.provider.scope_pause(now) {
+                Some(until) => {
+                    self.place = None;
+                    Some(until)
+                }
+                None => {
+                    let place = match &mut self.place {
+                        Some(place) => place,
+                        none => match self.provider.join(&self.wait, now) {
+                            Ok(place) => none.insert(place),
+                            Err(refusal) => return Poll::Ready(Err(refusal)),
+                        },
+                    };
+                    match place.poll_claim(now, cx) {
+                        Claimed::Got((core, admitted)) => {
+                            self.place = None;
+                            return Poll::Ready(Ok(Slot::new(core, Some(admitted))));
+                        }
+                        Claimed::Wait { again_at } => again_at,
+                    }
+                }
+            };
+            if now >= self.wait.until {
+                return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
+            }
+            // The timer is polled after each reset: one that is due already would not wake us.
+            let at = again_at.map_or(self.wait.until, |at| at.min(self.wait.until));
+            self.sleep.as_mut().reset(core.clock().instant(at));
+            match self.sleep.as_mut().poll(cx) {
+                Poll::Ready(()) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl Provider {
+    /// Until when the scope of this handle is paused, the whole provider aside.
+    pub(crate) fn scope_pause(&self, now: Time) -> Option<Time> {
+        self.scope.as_ref().and_then(|scope| scope.paused(now)).map(|(until, _)| until)
+    }
+
+    /// Joins the queue of this provider.
+    pub(crate) fn join(&self, wait: &WaitFor, now: Time) -> Result<Entry<Arc<Core>>, Refusal> {
+        let waiter = Waiter { agent: wait.agent, class: wait.class, now };
+        Entry::enqueue(self.core.clone(), waiter).map_err(|_full| {
+            let at = now.saturating_add(self.estimate(now));
+            self.refuse(RefusalKind::NoSlot, "its queue is full", Some(at))
+        })
+    }
+
+    /// Refuses at entry what cannot fit, as far as one can tell.
+    pub(crate) fn fits(&self, now: Time, wait: &WaitFor) -> Result<(), Refusal> {
+        let at = now.saturating_add(self.estimate(now));
+        if at <= wait.until { Ok(()) } else { Err(self.refusal(now, wait)) }
+    }
+
+    /// The refusal of somebody who cannot wait any longer.
+    #[cold]
+    pub(crate) fn refusal(&self, now: Time, wait: &WaitFor) -> Refusal {
+        match self.paused_at(now) {
+            Some((until, reason)) => self.paused_refusal(until, reason),
+            None => {
+                let at = now.saturating_add(self.estimate(now));
+                let why = match wait.deadline {
+                    true => "no slot in time for the task's deadline",
+                    false => "no slot within the patience of the layer",
+                };
+                self.refuse(RefusalKind::NoSlot, why, Some(at))
+            }
+        }
+    }
+
+    #[cold]
+    pub(crate) fn paused_refusal(&self, until: Time, reason: PauseReason) -> Refusal {
+        let why = match reason {
+            PauseReason::Hint => "it asked for a pause",
+            PauseReason::Bare => "it said 429 and named no wait",
+            PauseReason::Depleted => "its account has nothing left",
+            PauseReason::Misconfigured => "it rejects our key or configuration",
+            PauseReason::Operator => "an operator paused it",
+        };
+        self.refuse(RefusalKind::Paused, why, Some(until))
+    }
+
+    /// A refusal about this provider, told to the observer.
+    #[cold]
+    pub(crate) fn refuse(&self, kind: RefusalKind, why: &'static str, at: Option<Time>) -> Refusal {
+        self.observe(|| Event::Refused {
+            provider: self.name(),
+            scope: self.scope_name().map(|name| &**name),
+            kind,
+            observed: false,
+        });
+        let at = at.map(|at| self.core.clock().instant(at));
+        Refusal::new(kind, why, self.name().clone(), at).with_scope(self.scope_name().cloned())
+    }
+}

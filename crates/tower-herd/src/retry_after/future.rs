@@ -1,0 +1,163 @@
+use super::{RetryAfter, service::send};
+use crate::{
+    BoxError, Classify, HasTask, Provider,
+    provider::{Admission, Sensing, Slot, WaitFor, handover},
+};
+use pin_project_lite::pin_project;
+use std::{
+    error::Error,
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+use tower_service::Service;
+
+pin_project! {
+    /// The future of [`RetryAfter`](super::RetryAfter). Dropped while it waits, it leaves the queue.
+    pub struct ResponseFuture<S: Service<Req>, Req, C> {
+        #[pin]
+        state: State<S, Req>,
+        classify: C,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S: Service<Req>, Req> {
+        Calling { #[pin] future: S::Future, sensing: Option<Sensing> },
+        // Boxed: only who waits pays for it, and the future of everybody else stays small.
+        Waiting { wait: Box<Waiting<S, Req>> },
+        Refused { error: Option<BoxError> },
+    }
+}
+
+struct Waiting<S, Req> {
+    provider: Provider,
+    admission: Admission,
+    slot: Option<Slot>,
+    service: S,
+    request: Option<Req>,
+}
+
+#[inline]
+pub(super) fn calling<S: Service<Req>, Req, C>(
+    future: S::Future,
+    sensing: Option<Sensing>,
+    classify: C,
+) -> ResponseFuture<S, Req, C> {
+    ResponseFuture { state: State::Calling { future, sensing }, classify }
+}
+
+/// A pause, or the end of one, stands in the way.
+#[cold]
+#[inline(never)]
+pub(super) fn stopped<S, Req, C>(service: &mut RetryAfter<S, C>, request: Req) -> ResponseFuture<S, Req, C>
+where
+    S: Service<Req> + Clone,
+    Req: HasTask,
+    C: Clone,
+{
+    let provider = &service.provider;
+    let classify = service.classify.clone();
+    let paused = provider.paused();
+    // A slot on offer was granted under this very pause state, further out: there is nothing to wait
+    // for, unless a pause began since.
+    if let Some(probe) = handover::offered(provider.core()) {
+        if let Some((until, reason)) = paused.filter(|_| !probe) {
+            let error = Some(provider.paused_refusal(until, reason).into());
+            return ResponseFuture { state: State::Refused { error }, classify };
+        }
+        let (future, sensing) = send(&mut service.inner, request, None, provider);
+        return calling(future, sensing, classify);
+    }
+    handover::mark_sensed(provider.core());
+    if paused.is_some() {
+        if let Ok(probe) = provider.try_slot() {
+            let (future, sensing) = send(&mut service.inner, request, Some(probe), provider);
+            return calling(future, sensing, classify);
+        }
+    }
+    let now = provider.clock().now();
+    let wait = WaitFor::of(&request, service.patience, provider.core(), now);
+    let admission = match paused {
+        Some((until, reason)) if until > wait.until => Err(provider.paused_refusal(until, reason)),
+        _ => Admission::begin(provider, wait, now),
+    };
+    let state = match admission {
+        Err(refusal) => State::Refused { error: Some(refusal.into()) },
+        Ok(admission) => State::Waiting {
+            wait: Box::new(Waiting {
+                provider: provider.clone(),
+                admission,
+                slot: None,
+                service: service.inner.clone(),
+                request: Some(request),
+            }),
+        },
+    };
+    ResponseFuture { state, classify }
+}
+
+impl<S, Req, C> Future for ResponseFuture<S, Req, C>
+where
+    S: Service<Req>,
+    S::Error: Into<BoxError>,
+    C: Classify<S::Response>,
+{
+    type Output = Result<S::Response, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut me = self.project();
+        loop {
+            match me.state.as_mut().project() {
+                StateProj::Calling { future, sensing } => {
+                    let outcome = ready!(future.poll(cx)).map_err(Into::into);
+                    if let Some(mut sensing) = sensing.take() {
+                        let seen = match &outcome {
+                            Ok(reply) => Ok(reply),
+                            Err(error) => Err(&**error as &(dyn Error + 'static)),
+                        };
+                        sensing.outcome(&me.classify.classify(seen));
+                    }
+                    return Poll::Ready(outcome);
+                }
+                StateProj::Waiting { wait } => {
+                    if wait.slot.is_none() {
+                        match ready!(wait.admission.poll(cx)) {
+                            Ok(slot) => wait.slot = Some(slot),
+                            Err(refusal) => return Poll::Ready(Err(refusal.into())),
+                        }
+                    }
+                    if let Err(error) = ready!(wait.service.poll_ready(cx)) {
+                        return Poll::Ready(Err(error.into()));
+                    }
+                    if wait.provider.paused_since(&wait.slot) {
+                        // A pause began while the service got ready: back to the queue.
+                        wait.slot = None;
+                        continue;
+                    }
+                    let request = wait.request.take().expect("polled after completion");
+                    let slot = wait.slot.take();
+                    let (future, sensing) = send(&mut wait.service, request, slot, &wait.provider);
+                    me.state.set(State::Calling { future, sensing });
+                }
+                StateProj::Refused { error } => {
+                    return Poll::Ready(Err(error.take().expect("polled after completion")));
+                }
+            }
+        }
+    }
+}
+
+impl<S: Service<Req>, Req, C> fmt::Debug for ResponseFuture<S, Req, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Calling { .. } => "calling",
+            State::Waiting { .. } => "waiting",
+            State::Refused { .. } => "refused",
+        };
+        f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,71 @@
+use super::{ResponseFuture, future};
+use crate::{
+    BoxError, Classify, HasTask, Provider,
+    provider::{Sensing, Slot, handover},
+};
+use std::{
+    fmt,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tower_service::Service;
+
+/// The service of [`RetryAfterLayer`](super::RetryAfterLayer).
+#[derive(Clone)]
+pub struct RetryAfter<S, C> {
+    pub(super) inner: S,
+    pub(super) provider: Provider,
+    pub(super) patience: Option<Duration>,
+    pub(super) classify: C,
+}
+
+impl<S: fmt::Debug, C> fmt::Debug for RetryAfter<S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RetryAfter")
+            .field("inner", &self.inner)
+            .field("provider", &self.provider)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, Req, C> Service<Req> for RetryAfter<S, C>
+where
+    S: Service<Req> + Clone,
+    S::Error: Into<BoxError>,
+    Req: HasTask,
+    C: Classify<S::Response> + Clone,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = ResponseFuture<S, Req, C>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, request: Req) -> Self::Future {
+        if self.provider.is_open() {
+            let (future, sensing) = send(&mut self.inner, request, None, &self.provider);
+            return future::calling(future, sensing, self.classify.clone());
+        }
+        future::stopped(self, request)
+    }
+}
+
+/// Calls `inner`, with a slot on offer if one was waited for; the sensing is ours if nobody below
+/// does it.
+#[inline]
+pub(super) fn send<S: Service<Req>, Req>(
+    inner: &mut S,
+    request: Req,
+    slot: Option<Slot>,
+    provider: &Provider,
+) -> (S::Future, Option<Sensing>) {
+    let (future, sensed) = handover::sensed(provider.core(), || match slot {
+        Some(slot) => handover::offering(slot, || inner.call(request)),
+        None => inner.call(request),
+    });
+    (future, if sensed { None } else { Some(provider.begin()) })
+}

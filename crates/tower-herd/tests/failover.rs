@@ -1,0 +1,320 @@
+//! The ladder, as callers see it.
+
+mod common;
+
+use common::{Answer, Request, Script, answer, ms, request, secs};
+use http_body_util::BodyExt as _;
+use tokio::time::Instant;
+use tower::{Layer, ServiceBuilder, ServiceExt, layer::util::Stack};
+use tower_herd::{
+    Fleet, FleetLimitLayer, HashedFailover, Kind, Provider, ProviderSettings, Refusal, RefusalKind,
+    RetryAfterLayer, Safety, Signal, Task,
+    failover::{LadderError, Rung},
+    fleet_limit::UntilReply,
+    http::HttpClassify,
+};
+
+type Layers = Stack<FleetLimitLayer<UntilReply>, Stack<RetryAfterLayer, tower::layer::util::Identity>>;
+
+fn layers(provider: &Provider) -> Layers {
+    ServiceBuilder::new()
+        .layer(RetryAfterLayer::new(provider))
+        .layer(FleetLimitLayer::new(provider).until_reply())
+        .into_inner()
+}
+
+fn rung(provider: &Provider, script: &Script) -> Rung<<Layers as Layer<Script>>::Service, Request> {
+    Rung::new(provider, layers(provider).layer(script.clone()))
+}
+
+struct Ladder {
+    providers: Vec<Provider>,
+    scripts: Vec<Script>,
+}
+
+/// Tiers of one rung each, in order.
+fn ladder(ceilings: &[u32], answers: &[Answer]) -> Ladder {
+    let fleet = Fleet::local().seed(1);
+    let providers = ceilings
+        .iter()
+        .enumerate()
+        .map(|(i, ceiling)| {
+            let settings = ProviderSettings::new().ceiling(*ceiling).aborts(true);
+            fleet.configure(&format!("rung-{i}"), settings).unwrap()
+        })
+        .collect();
+    Ladder { providers, scripts: answers.iter().cloned().map(Script::always).collect() }
+}
+
+impl Ladder {
+    fn service(&self) -> HashedFailover<<Layers as Layer<Script>>::Service, Request> {
+        let rungs = self.providers.iter().zip(&self.scripts).enumerate();
+        HashedFailover::new(rungs.map(|(i, (p, s))| rung(p, s).tier(i as u32))).unwrap()
+    }
+    fn calls(&self) -> Vec<usize> {
+        self.scripts.iter().map(Script::calls).collect()
+    }
+}
+
+// maximhq/bifrost#3261, langwatch#7027: the configured fallback never fires on 429, or only once.
+#[tokio::test(start_paused = true)]
+async fn a_long_429_goes_on_rung_by_rung() {
+    let long = || answer(429).header("retry-after", 30);
+    let ladder = ladder(&[5, 5, 5], &[long(), long(), answer(200)]);
+    let reply = ladder.service().oneshot(request(1)).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (200, vec![1, 1, 1]));
+}
+
+// superagent#1145, AionUi#2782: every short 429 jumps, and the spare rung burns too.
+#[tokio::test(start_paused = true)]
+async fn a_short_429_goes_out_to_the_retry_layer() {
+    let ladder = ladder(&[5, 5], &[answer(429).header("retry-after", 1), answer(200)]);
+    let reply = ladder.service().oneshot(request(1)).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (429, vec![1, 0]));
+}
+
+// voidmind-io/voidllm#184, api7/aisix#46, agentgateway#1500: errors fail over, once a rung.
+#[tokio::test(start_paused = true)]
+async fn a_failure_goes_on_if_the_request_may_suffer_it() {
+    for (safety, expected) in [
+        (Safety::Costly, (200, vec![1, 1])),
+        (Safety::Safe, (200, vec![1, 1])),
+        (Safety::Keyed, (503, vec![1, 0])),
+        (Safety::Once, (503, vec![1, 0])),
+    ] {
+        let ladder = ladder(&[5, 5], &[answer(503), answer(200)]);
+        let mut request = request(1);
+        request.extensions_mut().insert(safety);
+        let reply = ladder.service().oneshot(request).await.unwrap();
+        assert_eq!((reply.status().as_u16(), ladder.calls()), expected, "{safety:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_walk_stays_within_the_tasks_allowance() {
+    let ladder = ladder(&[5, 5, 5, 5], &vec![answer(500); 4]);
+    let mut request = request(1);
+    let task = Task::new(1).allowance(2);
+    request.extensions_mut().insert(task.clone());
+    let reply = ladder.service().oneshot(request).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (500, vec![1, 1, 0, 0]));
+    assert_eq!(task.spent(), 1, "the reply that goes out is charged by who gets it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_at_fault_ends_the_chain() {
+    let ladder = ladder(&[5, 5], &[answer(400), answer(200)]);
+    let reply = ladder.service().oneshot(request(1)).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (400, vec![1, 0]));
+}
+
+fn empty_on_204() -> impl tower_herd::Classify<common::Response> + Clone {
+    tower_herd::http::classify_head(|head: tower_herd::http::Head<'_>| {
+        (head.status == 204).then(|| Signal::new(Kind::Empty))
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn empty_on_three_free_rungs_reaches_the_paid_one_which_ends_the_chain() {
+    let ladder = ladder(&[5; 5], &[answer(204), answer(204), answer(204), answer(204), answer(200)]);
+    let rungs = ladder.providers.iter().zip(&ladder.scripts).enumerate();
+    let task = Task::new(1).allowance(1);
+    let service = HashedFailover::new(rungs.map(|(i, (p, s))| {
+        let rung = rung(p, s).tier(i as u32);
+        if i >= 3 { rung.paid() } else { rung }
+    }))
+    .unwrap()
+    .classify(empty_on_204());
+    let mut request = request(1);
+    request.extensions_mut().insert(task.clone());
+    let reply = service.oneshot(request).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (204, vec![1, 1, 1, 1, 0]));
+    assert_eq!(task.spent(), 0, "an empty answer costs no attempt");
+}
+
+#[tokio::test(start_paused = true)]
+async fn empty_waits_for_the_next_rung_where_a_failure_does_not() {
+    for (first, expected) in [(answer(204), (200, 1001..1200)), (answer(500), (500, 0..10))] {
+        let ladder = ladder(&[5, 1], &[first, answer(200).after(secs(1))]);
+        let busy = tokio::spawn(rung_only(&ladder, 1).oneshot(request(9)));
+        tokio::task::yield_now().await;
+        let start = Instant::now();
+        let reply = ladder.service().classify(empty_on_204()).oneshot(request(1)).await.unwrap();
+        assert_eq!(reply.status(), expected.0);
+        let times: Vec<u64> = ladder.scripts[1].times(start);
+        if expected.0 == 200 {
+            assert!(times[1] >= 1000, "{times:?}");
+        }
+        busy.await.unwrap().unwrap();
+    }
+}
+
+fn rung_only(ladder: &Ladder, i: usize) -> HashedFailover<<Layers as Layer<Script>>::Service, Request> {
+    HashedFailover::new([rung(&ladder.providers[i], &ladder.scripts[i])]).unwrap()
+}
+
+// BerriAI/litellm#16092: a drained account kept receiving traffic.
+#[tokio::test(start_paused = true)]
+async fn a_drained_or_misconfigured_rung_is_left_and_benched() {
+    for status in [402, 401] {
+        let ladder = ladder(&[5, 5], &[answer(status), answer(200)]);
+        for i in 0..5 {
+            let reply = ladder.service().oneshot(request(i)).await.unwrap();
+            assert_eq!(reply.status(), 200);
+        }
+        assert_eq!(ladder.calls(), [1, 5], "{status}: asked once, then paused");
+        let (until, _) = ladder.providers[0].paused_until().unwrap();
+        assert_eq!(until - Instant::now(), secs(15 * 60));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_slot_waits_its_patience_and_then_overflows() {
+    let ladder = ladder(&[1, 1], &[answer(200).after(secs(3)), answer(200).after(secs(3))]);
+    let service = ladder.service();
+    // so that the mean duration is not known yet, the estimate does not forbid to wait
+    let start = Instant::now();
+    let calls: Vec<_> = (0..3).map(|i| tokio::spawn(service.clone().oneshot(request(i)))).collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap().status(), 200);
+    }
+    assert_eq!(ladder.scripts[0].times(start)[0], 0);
+    assert!((500..520).contains(&ladder.scripts[1].times(start)[0]), "{:?}", ladder.scripts[1].times(start));
+    let third = ladder.scripts.iter().flat_map(|s| s.times(start)).max().unwrap();
+    assert!((3000..3020).contains(&third), "whichever frees first serves it: {third}");
+    let quick = ladder.service().slot_patience(ms(50));
+    let start = Instant::now();
+    let busy = tokio::spawn(service.clone().oneshot(request(7)));
+    tokio::task::yield_now().await;
+    quick.oneshot(request(8)).await.unwrap();
+    let went = ladder.scripts[1].times(start);
+    assert!(*went.last().unwrap() <= 60, "{went:?}");
+    busy.await.unwrap().unwrap();
+}
+
+// BerriAI/litellm#3646, #27823: everything cooled down, and an instant error without Retry-After.
+#[tokio::test(start_paused = true)]
+async fn all_paused_it_waits_for_the_first_or_says_when() {
+    let ladder = ladder(&[5, 5], &[answer(200), answer(200)]);
+    ladder.providers[0].pause_for(secs(300));
+    ladder.providers[1].pause_for(secs(20));
+    let start = Instant::now();
+    let reply = ladder.service().oneshot(request(1)).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (200, vec![0, 1]));
+    assert!((20_000..20_100).contains(&ladder.scripts[1].times(start)[0]));
+    ladder.providers[1].pause_for(secs(100));
+    let now = Instant::now();
+    let mut late = request(2);
+    late.extensions_mut().insert(Task::new(2).deadline_in(secs(10)));
+    let error = ladder.service().oneshot(late).await.unwrap_err();
+    let refusal = Refusal::find(&*error).unwrap();
+    assert_eq!((refusal.kind, refusal.retry_at), (RefusalKind::NoRung, Some(now + secs(100))));
+}
+
+// BerriAI/litellm#38968: the failed rung was picked again in the same walk.
+#[tokio::test(start_paused = true)]
+async fn a_rung_is_called_once_in_a_walk() {
+    let ladder = ladder(&[5, 5, 5], &[answer(500), answer(502), answer(503)]);
+    let mut request = request(1);
+    request.extensions_mut().insert(Task::new(1).allowance(9));
+    let reply = ladder.service().oneshot(request).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (503, vec![1, 1, 1]));
+}
+
+// KarpelesLab/teamclaude#84 to #309: thirty jumped together, and the next account died of it.
+#[tokio::test(start_paused = true)]
+async fn thirty_that_overflow_do_not_arrive_in_one_burst() {
+    let fleet = Fleet::local();
+    let providers = [fleet.provider("one"), fleet.provider("two")];
+    let scripts = [
+        Script::always(answer(429).header("retry-after", 60).after(ms(5))),
+        Script::always(answer(200).after(secs(1))),
+    ];
+    let rungs = providers.iter().zip(&scripts).enumerate().map(|(i, (p, s))| rung(p, s).tier(i as u32));
+    let service = HashedFailover::new(rungs).unwrap();
+    let start = Instant::now();
+    let calls: Vec<_> = (0..30).map(|i| tokio::spawn(service.clone().oneshot(request(i)))).collect();
+    let mut ended = vec![];
+    for call in calls {
+        ended.push(call.await.unwrap().unwrap().status().as_u16());
+    }
+    let times = scripts[1].times(start);
+    let burst = times.iter().filter(|at| **at < times[0] + 100).count();
+    assert!(burst <= 5, "{times:?}");
+    assert!(scripts[1].peak.load(std::sync::atomic::Ordering::SeqCst) <= 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_of_one_affinity_stay_together_and_shares_follow_weights() {
+    let fleet = Fleet::local();
+    let scripts: Vec<Script> = (0..3).map(|_| Script::always(answer(200))).collect();
+    let rungs = scripts.iter().enumerate().map(|(i, script)| {
+        let settings = ProviderSettings::new().ceiling(1000).aborts(true);
+        let provider = fleet.configure(&format!("peer-{i}"), settings).unwrap();
+        rung(&provider, script).weight([1.0, 1.0, 2.0][i])
+    });
+    let service = HashedFailover::new(rungs).unwrap();
+    for i in 0..4000u64 {
+        let mut request = request(i);
+        request.extensions_mut().insert(Task::new(i).affinity(i % 1000));
+        service.clone().oneshot(request).await.unwrap();
+    }
+    let shares: Vec<usize> = scripts.iter().map(Script::calls).collect();
+    for (share, expected) in shares.iter().zip([1000usize, 1000, 2000]) {
+        assert!(share.abs_diff(expected) < 200, "{shares:?}");
+        assert_eq!(share % 4, 0, "the four tasks of one affinity go the same way");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ladder_that_cannot_be_is_an_error() {
+    let fleet = Fleet::local();
+    let (one, script) = (fleet.provider("one"), Script::always(answer(200)));
+    let none: [Rung<Script, Request>; 0] = [];
+    assert_eq!(HashedFailover::new(none).unwrap_err(), LadderError::Empty);
+    let twice = [Rung::new(&one, script.clone()), Rung::new(&one, script.clone())];
+    assert_eq!(HashedFailover::<_, Request>::new(twice).unwrap_err(), LadderError::Twice("one".into()));
+    let scopes = [Rung::new(&one.scope("a"), script.clone()), Rung::new(&one.scope("b"), script.clone())];
+    assert!(HashedFailover::<_, Request>::new(scopes).is_ok());
+    for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = HashedFailover::<_, Request>::new([Rung::new(&one, script.clone()).weight(weight)]);
+        assert!(matches!(error.unwrap_err(), LadderError::Weight { .. }));
+    }
+    let many = (0..65).map(|i| Rung::new(&fleet.provider(&i.to_string()), script.clone()));
+    assert_eq!(HashedFailover::<_, Request>::new(many).unwrap_err(), LadderError::TooMany(65));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_at_any_point_it_leaves_no_slot_and_no_place() {
+    for millis in [0, 1, 499, 500, 501, 999, 1000, 1001, 1999, 2000] {
+        let ladder = ladder(&[1, 1], &[answer(200).after(secs(1)), answer(500).after(secs(1))]);
+        let service = ladder.service();
+        let calls: Vec<_> = (0..8)
+            .map(|i| tokio::spawn(tokio::time::timeout(ms(millis), service.clone().oneshot(request(i)))))
+            .collect();
+        for call in calls {
+            drop(call.await.unwrap());
+        }
+        for provider in &ladder.providers {
+            assert_eq!((provider.in_flight(), provider.waiting()), (0, 0), "{millis} ms: {provider:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rungs_change_the_request_on_its_way() {
+    let ladder = ladder(&[5, 5], &[answer(500), answer(200)]);
+    let rungs = ladder.providers.iter().zip(&ladder.scripts).enumerate().map(|(i, (p, s))| {
+        rung(p, s).tier(i as u32).map(move |mut request: Request| {
+            *request.uri_mut() = format!("http://rung-{i}.example/").parse().unwrap();
+            request
+        })
+    });
+    let reply = HashedFailover::new(rungs).unwrap().oneshot(request(1)).await.unwrap();
+    assert_eq!(reply.status(), 200);
+    reply.into_body();
+    for (i, script) in ladder.scripts.iter().enumerate() {
+        assert_eq!(script.seen.lock().unwrap()[0].2, format!("http://rung-{i}.example/"));
+    }
+    let _ = HttpClassify::default();
+}
