@@ -15,6 +15,8 @@ pub mod observe;
 pub mod provider;
 pub mod random;
 pub mod refusal;
+#[cfg(feature = "jittered-retry")]
+pub mod retry;
 pub mod safety;
 pub mod retry;
 pub mod retry_after;
@@ -28,6 +30,10 @@ pub use fleet_limit::FleetLimitLayer;
 pub use provider::{Fleet, PauseReason, Provider, ProviderSettings, SettingsError};
 pub use retry_after::RetryAfterLayer;
 pub use refusal::{Refusal, RefusalKind};
+#[cfg(feature = "jittered-retry")]
+pub use retry::{Backoff, Budget, CloneRequest, JitteredRetryLayer, RatioBudget, Resend};
+#[cfg(all(feature = "http", feature = "jittered-retry"))]
+pub use retry::{Replay, replay};
 pub use safety::Safety;
 pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};
 pub use task::{Criticality, HasTask, Key, Task, TaskLayer};

@@ -1,5 +1,5 @@
 use crate::{Kind, Signal};
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::Arc};
 use tokio::time::Instant;
 
 /// Turns a reply, or the error in its place, into a [`Signal`]. Pure and cheap: it is asked on every
@@ -28,6 +28,20 @@ pub trait Classify<Res> {
     /// Marks the reply as the last one of a task that gave up. The default leaves no mark.
     fn stamp_exhausted(&self, reply: &mut Res, exhausted: Exhausted) {
         let _ = (reply, exhausted);
+    }
+
+    /// Whether the reply bears such a mark: some layer further in has given up on it, and sending it
+    /// again would multiply what that layer has done. The default finds none.
+    fn exhausted(&self, reply: &Res) -> bool {
+        let _ = reply;
+        false
+    }
+
+    /// Which provider the outcome comes from, where a ladder below says so. The retry budget is kept by
+    /// provider. The default does not know.
+    fn provider(&self, outcome: Result<&Res, &(dyn Error + 'static)>) -> Option<Arc<str>> {
+        let _ = outcome;
+        None
     }
 }
 

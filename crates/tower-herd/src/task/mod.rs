@@ -32,7 +32,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -117,6 +117,8 @@ struct Inner {
     criticality: Criticality,
     spent: AtomicU32,
     throttled: AtomicU32,
+    /// The retry budget that it was counted in last.
+    deposited: AtomicUsize,
 }
 
 impl Task {
@@ -134,6 +136,7 @@ impl Task {
             criticality: Criticality::default(),
             spent: AtomicU32::new(0),
             throttled: AtomicU32::new(0),
+            deposited: AtomicUsize::new(0),
         }))
     }
 
@@ -178,7 +181,12 @@ impl Task {
         // A task that is in use already keeps what it has; the changed one starts afresh.
         if Arc::get_mut(&mut self.0).is_none() {
             let old = &self.0;
-            self = Task(Arc::new(Inner { spent: AtomicU32::new(0), throttled: AtomicU32::new(0), ..**old }));
+            self = Task(Arc::new(Inner {
+                spent: AtomicU32::new(0),
+                throttled: AtomicU32::new(0),
+                deposited: AtomicUsize::new(0),
+                ..**old
+            }));
         }
         change(Arc::get_mut(&mut self.0).expect("just made, so held once"));
         self
@@ -234,6 +242,16 @@ impl Task {
         self.0.throttled.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
+    /// Whether the retry budget of this id has not counted the task yet (two stacked retry layers of
+    /// one budget, and the repetitions of an outer one, deposit once).
+    #[cfg(feature = "jittered-retry")]
+    #[inline]
+    pub(crate) fn first_deposit(&self, budget: usize) -> bool {
+        // Read first: a store would take the cache line from the task's other calls.
+        self.0.deposited.load(Ordering::Relaxed) != budget
+            && self.0.deposited.swap(budget, Ordering::Relaxed) != budget
+    }
+
     /// Whether both handles are the same task.
     #[must_use]
     pub fn is(&self, other: &Task) -> bool {
@@ -283,6 +301,16 @@ pub trait HasTask {
     fn safety(&self) -> Safety {
         Safety::Once
     }
+    /// Whether it is a copy that a retry layer sends again, and of what.
+    #[cfg(feature = "jittered-retry")]
+    fn resent(&self) -> Option<&crate::retry::Resent> {
+        None
+    }
+    /// Marks it as such a copy. The default drops the mark.
+    #[cfg(feature = "jittered-retry")]
+    fn set_resent(&mut self, resent: crate::retry::Resent) {
+        let _ = resent;
+    }
 }
 
 #[cfg(feature = "http")]
@@ -297,6 +325,15 @@ impl<B> HasTask for http::Request<B> {
     #[inline]
     fn safety(&self) -> Safety {
         Safety::of_http(self)
+    }
+    #[cfg(feature = "jittered-retry")]
+    #[inline]
+    fn resent(&self) -> Option<&crate::retry::Resent> {
+        self.extensions().get()
+    }
+    #[cfg(feature = "jittered-retry")]
+    fn set_resent(&mut self, resent: crate::retry::Resent) {
+        self.extensions_mut().insert(resent);
     }
 }
 
@@ -334,6 +371,14 @@ impl<T: HasTask + ?Sized> HasTask for Box<T> {
     }
     fn safety(&self) -> Safety {
         (**self).safety()
+    }
+    #[cfg(feature = "jittered-retry")]
+    fn resent(&self) -> Option<&crate::retry::Resent> {
+        (**self).resent()
+    }
+    #[cfg(feature = "jittered-retry")]
+    fn set_resent(&mut self, resent: crate::retry::Resent) {
+        (**self).set_resent(resent);
     }
 }
 

@@ -1,0 +1,275 @@
+use super::{
+    backoff::Backoff,
+    budget::{Budget, RatioBudget},
+    config::{InvalidRetryConfig, RetryConfig},
+    resend::CloneRequest,
+    service::JitteredRetry,
+};
+use crate::{
+    observe::{Event, Observe, Trace},
+    random::Seeds,
+};
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tower_layer::Layer;
+
+/// The classifier of a layer that was given none.
+pub type DefaultClassifier = Unclassified;
+
+/// Stands where a classifier is still missing: give the layer one with
+/// [`classify`](JitteredRetryLayer::classify).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unclassified;
+
+/// Sends requests again: after the server's own wait, at a random instant, as often as the task, the
+/// budget and the safety of the request allow. See the [module](super).
+///
+/// Clones, and all services made from them, share the budget, the bound on sleepers and the seeds. A
+/// setter starts these afresh, except the budget.
+pub struct JitteredRetryLayer<C = DefaultClassifier, R = CloneRequest> {
+    core: Arc<Core>,
+    classify: C,
+    resend: R,
+}
+
+/// What all services of one layer share.
+pub(super) struct Core {
+    pub(super) config: RetryConfig,
+    pub(super) seeds: Seeds,
+    pub(super) budget: Arc<dyn Budget>,
+    pub(super) budget_id: usize,
+    observer: Arc<dyn Observe>,
+    sleeping: AtomicUsize,
+}
+
+/// One place among those that sleep; given back when dropped.
+pub(super) struct Bed(Arc<Core>);
+
+impl Core {
+    #[inline]
+    pub(super) fn observe<'a>(&self, event: impl FnOnce() -> Event<'a>) {
+        if self.observer.enabled() {
+            self.observer.observe(&event());
+        }
+    }
+
+    pub(super) fn bed(self: &Arc<Self>) -> Option<Bed> {
+        let most = self.config.max_sleepers;
+        let free = |sleeping: usize| (sleeping < most).then(|| sleeping + 1);
+        self.sleeping.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok()?;
+        Some(Bed(self.clone()))
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.0.sleeping.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl JitteredRetryLayer {
+    /// Full jitter from 500 ms (1 s after a 429) up to 30 s, 3 attempts, the default [`RatioBudget`].
+    #[must_use]
+    pub fn new() -> Self {
+        let budget: Arc<dyn Budget> = Arc::new(RatioBudget::default());
+        let core = Core {
+            config: RetryConfig::default(),
+            seeds: Seeds::from_entropy(),
+            budget_id: budget.id(),
+            budget,
+            observer: Arc::new(Trace),
+            sleeping: AtomicUsize::new(0),
+        };
+        JitteredRetryLayer {
+            core: Arc::new(core),
+            classify: DefaultClassifier::default(),
+            resend: CloneRequest,
+        }
+    }
+
+    /// A layer with these settings, and for the rest as [`new`](JitteredRetryLayer::new) makes it.
+    ///
+    /// # Errors
+    ///
+    /// Says which setting cannot be meant.
+    pub fn from_config(config: RetryConfig) -> Result<Self, InvalidRetryConfig> {
+        config.validate()?;
+        Ok(Self::new().change(|core| core.config = config))
+    }
+}
+
+impl Default for JitteredRetryLayer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<C, R> JitteredRetryLayer<C, R> {
+    fn change(self, change: impl FnOnce(&mut Core)) -> Self {
+        let old = &self.core;
+        let mut core = Core {
+            config: old.config.clone(),
+            // Drawn from the old ones, so that a fixed seed stays fixed.
+            seeds: Seeds::from_seed(old.seeds.session().bits()),
+            budget: old.budget.clone(),
+            budget_id: old.budget_id,
+            observer: old.observer.clone(),
+            sleeping: AtomicUsize::new(0),
+        };
+        change(&mut core);
+        JitteredRetryLayer { core: Arc::new(core), ..self }
+    }
+
+    /// Wire calls that may fail, the first one included; at least 1. The task's own allowance counts
+    /// too: the smaller of both binds, over all layers and rungs. Re-deliveries after a 429 are apart
+    /// ([`redeliveries`](Self::redeliveries)).
+    #[must_use]
+    pub fn attempts(self, attempts: u32) -> Self {
+        self.change(|core| core.config.attempts = attempts.max(1))
+    }
+
+    /// The bound of the first wait (it doubles from there); at least 1 ms.
+    #[must_use]
+    pub fn base(self, base: Duration) -> Self {
+        self.change(|core| core.config.base = base.max(Duration::from_millis(1)))
+    }
+
+    /// The same after a 429 that names no wait.
+    #[must_use]
+    pub fn throttled_base(self, base: Duration) -> Self {
+        self.change(|core| core.config.throttled_base = base.max(Duration::from_millis(1)))
+    }
+
+    /// Where the bound stops growing. A server's own wait is never cut.
+    #[must_use]
+    pub fn cap(self, cap: Duration) -> Self {
+        self.change(|core| core.config.cap = cap)
+    }
+
+    /// The shape of the jitter.
+    #[must_use]
+    pub fn backoff(self, backoff: Backoff) -> Self {
+        self.change(|core| core.config.backoff = backoff)
+    }
+
+    /// How often a request is delivered again after a 429; 0: such a reply is returned.
+    #[must_use]
+    pub fn redeliveries(self, redeliveries: u32) -> Self {
+        self.change(|core| core.config.redeliveries = redeliveries)
+    }
+
+    /// How many requests may sleep at one time; more than that are answered with the reply at hand.
+    #[must_use]
+    pub fn max_sleepers(self, sleepers: usize) -> Self {
+        self.change(|core| core.config.max_sleepers = sleepers)
+    }
+
+    /// How long a request may take in all where its task names no deadline.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.change(|core| core.config.deadline = deadline)
+    }
+
+    /// Says whether a repetition meets the same idempotency domain as the call before it: `false`
+    /// above a ladder that does not keep [`Keyed`](crate::Safety::Keyed) writes on their rung.
+    #[must_use]
+    pub fn same_domain(self, same: bool) -> Self {
+        self.change(|core| core.config.same_domain = same)
+    }
+
+    /// The budget that repetitions draw on. Give the same one to every layer, and to foreign retry
+    /// code, that calls the same provider.
+    #[must_use]
+    pub fn budget(self, budget: impl Budget) -> Self {
+        self.change(|core| {
+            core.budget_id = budget.id();
+            core.budget = Arc::new(budget);
+        })
+    }
+
+    /// Draws the waits from a fixed seed, for runs that repeat.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        self.change(|core| core.seeds = Seeds::from_seed(seed))
+    }
+
+    /// Who is told of repetitions and of giving up; [`Trace`] if nobody is named.
+    #[must_use]
+    pub fn observer(self, observer: impl Observe) -> Self {
+        self.change(|core| core.observer = Arc::new(observer))
+    }
+
+    /// How replies are understood.
+    #[must_use]
+    pub fn classify<D>(self, classify: D) -> JitteredRetryLayer<D, R> {
+        JitteredRetryLayer { core: self.core, classify, resend: self.resend }
+    }
+
+    /// How requests are kept for another attempt.
+    #[must_use]
+    pub fn resend<D>(self, resend: D) -> JitteredRetryLayer<C, D> {
+        JitteredRetryLayer { core: self.core, classify: self.classify, resend }
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn config(&self) -> &RetryConfig {
+        &self.core.config
+    }
+
+    /// How many requests sleep at this moment.
+    #[must_use]
+    pub fn sleeping(&self) -> usize {
+        self.core.sleeping.load(Ordering::Relaxed)
+    }
+}
+
+impl<C: Clone, R: Clone> Clone for JitteredRetryLayer<C, R> {
+    fn clone(&self) -> Self {
+        JitteredRetryLayer {
+            core: self.core.clone(),
+            classify: self.classify.clone(),
+            resend: self.resend.clone(),
+        }
+    }
+}
+
+impl<C, R> fmt::Debug for JitteredRetryLayer<C, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JitteredRetryLayer")
+            .field("config", &self.core.config)
+            .field("sleeping", &self.sleeping())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Clone, C: Clone, R: Clone> Layer<S> for JitteredRetryLayer<C, R> {
+    type Service = JitteredRetry<S, C, R>;
+    fn layer(&self, inner: S) -> Self::Service {
+        JitteredRetry::new(
+            Shared {
+                core: self.core.clone(),
+                classify: self.classify.clone(),
+                resend: self.resend.clone(),
+                again: Mutex::new(inner.clone()),
+            },
+            inner,
+        )
+    }
+}
+
+/// What one service, its clones and its calls share: one handle to clone a call.
+pub(super) struct Shared<S, C, R> {
+    pub(super) core: Arc<Core>,
+    pub(super) classify: C,
+    pub(super) resend: R,
+    /// Never called itself: later attempts are made on clones of it, so that a call whose first attempt
+    /// is well does not clone the stack below. A lock, since `S` need not be `Sync`; held for a clone.
+    pub(super) again: Mutex<S>,
+}

@@ -1,0 +1,72 @@
+use super::{
+    future::ResponseFuture,
+    layer::{DefaultClassifier, Shared},
+    resend::{CloneRequest, Resend},
+};
+use crate::{BoxError, Classify, HasTask};
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+/// The service of [`JitteredRetryLayer`](super::JitteredRetryLayer).
+pub struct JitteredRetry<S, C = DefaultClassifier, R = CloneRequest> {
+    inner: S,
+    shared: Arc<Shared<S, C, R>>,
+}
+
+impl<S, C, R> JitteredRetry<S, C, R> {
+    pub(super) fn new(shared: Shared<S, C, R>, inner: S) -> Self {
+        JitteredRetry { inner, shared: Arc::new(shared) }
+    }
+}
+
+impl<S: Clone, C, R> Clone for JitteredRetry<S, C, R> {
+    fn clone(&self) -> Self {
+        JitteredRetry { inner: self.inner.clone(), shared: self.shared.clone() }
+    }
+}
+
+impl<S: fmt::Debug, C, R> fmt::Debug for JitteredRetry<S, C, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JitteredRetry")
+            .field("inner", &self.inner)
+            .field("config", &self.shared.core.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, Req, C, R> tower_service::Service<Req> for JitteredRetry<S, C, R>
+where
+    S: tower_service::Service<Req> + Clone,
+    S::Error: Into<BoxError>,
+    Req: HasTask,
+    C: Classify<S::Response>,
+    R: Resend<Req>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = ResponseFuture<S, Req, C, R>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, mut request: Req) -> Self::Future {
+        let core = &self.shared.core;
+        // One deposit a task and budget; a request without a task deposits unless it is a repetition.
+        let original = match request.task() {
+            Some(task) => task.first_deposit(core.budget_id),
+            None => request.resent().is_none(),
+        };
+        if original {
+            core.budget.deposit();
+        }
+        let kept = self.shared.resend.keep(&mut request);
+        // The instance that was polled ready makes the first attempt.
+        ResponseFuture::new(self.inner.call(request), kept, self.shared.clone())
+    }
+}
