@@ -2,8 +2,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-#[cfg(feature = "http")]
-pub mod body;
+mod chain;
 pub mod classify;
 pub mod clock;
 pub mod failover;
@@ -23,7 +22,9 @@ pub mod retry_after;
 pub mod signal;
 pub mod task;
 
-pub use classify::{Classify, ClassifyFn, Exhausted, classify_fn};
+#[cfg(feature = "http")]
+pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
+pub use classify::{Classify, ClassifyFn, Exhausted, NotExecuted, classify_fn};
 pub use clock::{Clock, Time};
 pub use failover::{HashedFailover, HashedFailoverLayer};
 pub use fleet_limit::FleetLimitLayer;

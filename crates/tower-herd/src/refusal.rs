@@ -80,19 +80,7 @@ impl Refusal {
     /// The first refusal in the chain that starts with `error` and follows its sources.
     #[must_use]
     pub fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Refusal> {
-        let mut current = error;
-        // Chains are short; a chain that goes in circles would otherwise hang the caller.
-        for _ in 0..64 {
-            if let Some(refusal) = current.downcast_ref::<Refusal>() {
-                return Some(refusal);
-            }
-            // An `io::Error` names as its source the source of what it holds, and so hides that.
-            match current.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
-                Some(held) => current = held,
-                None => current = current.source()?,
-            }
-        }
-        None
+        crate::chain::chain(error).find_map(<dyn Error>::downcast_ref)
     }
 
     /// The time until `retry_at`, counted from now; none if asking again is of no use.

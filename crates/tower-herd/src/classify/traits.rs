@@ -19,6 +19,14 @@ pub trait Classify<Res> {
         self.classify(outcome).kind
     }
 
+    /// What the outcome says after the body of an HTTP reply, or the first part of it, has been read;
+    /// `signal` is what [`classify`](Classify::classify) said of the head. The default keeps that.
+    #[cfg(feature = "http")]
+    fn refine(&self, head: crate::Head<'_>, body: &[u8], signal: Signal) -> Signal {
+        let _ = (head, body);
+        signal
+    }
+
     /// Leaves `signal` on the reply, for the layers further out. The default leaves nothing: they
     /// then classify for themselves.
     fn stamp(&self, reply: &mut Res, signal: Signal) {

@@ -1,0 +1,218 @@
+//! The order in which the parsers are asked, and the rules that join what they find.
+//!
+//! 1. What the status says (gRPC: its own status).
+//! 2. What the body, where it was read, says instead.
+//! 3. The wait, for [`Throttled`](Kind::Throttled), [`Overloaded`](Kind::Overloaded) and
+//!    [`Depleted`](Kind::Depleted) only: millisecond headers, `Retry-After`, the body, and last the
+//!    reset of the bucket that is empty. A hint that cannot be read falls through to the next.
+
+use super::{
+    body::{self, Found, Says},
+    grpc,
+    reset::Limits,
+    retry_after, value,
+};
+use crate::{Executed, Kind, Pushback, Reach, ResendAdvice, Signal};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What GitHub asks for when it speaks of its secondary limit.
+const SECONDARY: Duration = Duration::from_secs(60);
+/// Shorter waits than this do not describe a daily quota.
+const LONG: Duration = Duration::from_secs(15 * 60);
+
+/// The present, for absolute times: the reply's own `Date`, so that only the server's clocks are
+/// compared with each other; without one the local wall clock. Neither is read before it is needed.
+#[derive(Clone, Copy)]
+pub(crate) struct Now<'a> {
+    date: Option<&'a HeaderValue>,
+    wall: fn() -> SystemTime,
+}
+
+impl<'a> Now<'a> {
+    #[cfg(test)]
+    pub(crate) fn of(headers: &'a HeaderMap, wall: fn() -> SystemTime) -> Self {
+        Now { date: headers.get(http::header::DATE), wall }
+    }
+
+    /// Time since the Unix epoch.
+    pub(crate) fn get(&self) -> Duration {
+        let date = self.date.and_then(|date| value::http_date(date.as_bytes()));
+        date.unwrap_or_else(|| (self.wall)().duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+}
+
+/// What one pass over the headers collects.
+struct Pass<'a> {
+    limits: Limits<'a>,
+    grpc: Option<&'a HeaderValue>,
+    now: Now<'a>,
+}
+
+#[inline]
+fn pass(headers: &HeaderMap, wall: fn() -> SystemTime) -> Pass<'_> {
+    let mut pass = Pass { limits: Limits::new(), grpc: None, now: Now { date: None, wall } };
+    for (name, value) in headers {
+        let name = name.as_str();
+        match name.as_bytes().first() {
+            Some(b'x' | b'a' | b'r') => pass.limits.add(name, value),
+            Some(b'd') if name == "date" => pass.now.date = Some(value),
+            Some(b'g') if name == grpc::STATUS => pass.grpc = Some(value),
+            _ => {}
+        }
+    }
+    pass
+}
+
+/// What a reply says, as far as its head tells.
+#[inline]
+pub(crate) fn head(status: StatusCode, headers: &HeaderMap, wall: fn() -> SystemTime) -> Signal {
+    if !is_success(status) {
+        return error(status, headers, None, wall);
+    }
+    let success = Signal::new(Kind::Success);
+    if headers.is_empty() {
+        return success;
+    }
+    let pass = pass(headers, wall);
+    if let Some(status) = pass.grpc {
+        return grpc::signal(status, headers);
+    }
+    if pass.limits.is_empty() { success } else { success.with_quota(pass.limits.quota(pass.now)) }
+}
+
+/// What an error reply says whose body, or the first part of it, has been read.
+#[cold]
+pub(crate) fn error_body(
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &[u8],
+    wall: fn() -> SystemTime,
+) -> Signal {
+    error(status, headers, Some(body::of_error(body)), wall)
+}
+
+/// What an error says that was found inside a success.
+#[cold]
+pub(crate) fn hidden(headers: &HeaderMap, found: Found, wall: fn() -> SystemTime) -> Signal {
+    let status = found.status.and_then(|status| StatusCode::from_u16(status).ok());
+    let status = status.unwrap_or(match found.says {
+        Some(Says::Throttled) => StatusCode::TOO_MANY_REQUESTS,
+        Some(Says::Rejected) => StatusCode::BAD_REQUEST,
+        Some(Says::Misconfigured | Says::UnknownModel) => StatusCode::UNAUTHORIZED,
+        Some(Says::Depleted | Says::DepletedToday) => StatusCode::PAYMENT_REQUIRED,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    });
+    error(status, headers, Some(found), wall)
+}
+
+pub(crate) fn is_success(status: StatusCode) -> bool {
+    status.as_u16() < 400
+}
+
+#[cold]
+fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn() -> SystemTime) -> Signal {
+    let pass = pass(headers, wall);
+    if let Some(status) = pass.grpc.filter(|status| grpc::code(status.as_bytes()) != 0) {
+        return grpc::signal(status, headers);
+    }
+    let found = found.unwrap_or_default();
+    let now = pass.now;
+    let inner = self::pass(&found.headers, wall);
+    let inner_now = Now { date: inner.now.date.or(now.date), wall };
+    let told = retry_after::told(headers, now)
+        .or_else(|| found.wait().map(|when| when.wait(|| now.get())))
+        .or_else(|| retry_after::told(&found.headers, inner_now));
+
+    let mut signal = match status.as_u16() {
+        402 => Signal::new(Kind::Depleted),
+        // Atlassian sends `Retry-After: 0` with every reply: only a real wait turns "no" into "not now".
+        403 if pass.limits.wait(now, false).is_some() || told.is_some_and(|wait| !wait.is_zero()) => {
+            Signal::new(Kind::Throttled)
+        }
+        401 | 403 => Signal::new(Kind::Misconfigured),
+        408 => Signal::new(Kind::Failed),
+        413 if told.is_some_and(|wait| !wait.is_zero()) => Signal::new(Kind::Overloaded),
+        420 | 429 => Signal::new(Kind::Throttled),
+        // Neither was processed (RFC 9110, 15.5.20; RFC 8470, 5.2).
+        421 | 425 => {
+            Signal::new(Kind::Rejected).with_resend(ResendAdvice::Allowed).with_executed(Executed::No)
+        }
+        400..=499 => Signal::new(Kind::Rejected),
+        501 | 505 => Signal::new(Kind::Failed).with_resend(ResendAdvice::Never),
+        529 => Signal::new(Kind::Overloaded),
+        503 if told.is_some() => Signal::new(Kind::Overloaded),
+        _ => Signal::new(Kind::Failed),
+    };
+    if (found.secondary || found.primary) && matches!(status.as_u16(), 403 | 429) {
+        signal = Signal::new(Kind::Throttled);
+    } else if let Some(says) = found.says {
+        signal = amend(signal, says);
+    }
+    if found.one_model || (found.says == Some(Says::UnknownModel) && signal.kind == Kind::Misconfigured) {
+        signal.reach = Reach::Scope;
+    }
+
+    let resets = |guess| {
+        let inner = inner.limits.wait(inner_now, guess);
+        inner.or_else(|| pass.limits.wait(now, guess))
+    };
+    let wait = match signal.kind {
+        Kind::Throttled if found.secondary => told.or(Some(SECONDARY)),
+        Kind::Throttled => {
+            if told.is_none()
+                && let Some(wait) = pass.limits.long_wait(now)
+            {
+                signal = Signal::new(Kind::Depleted).with_reach(Reach::Scope);
+                wait
+            } else {
+                told.or_else(|| resets(true)).or(found.primary.then_some(SECONDARY))
+            }
+        }
+        // The other buckets tell when they are full again, not when this passes.
+        Kind::Overloaded => told.or_else(|| resets(false)),
+        Kind::Depleted if found.says == Some(Says::DepletedToday) => told.filter(|wait| *wait >= LONG),
+        Kind::Depleted => told.or_else(|| resets(false)),
+        _ => None,
+    };
+    if let Some(wait) = wait {
+        signal.pushback = Pushback::After(wait);
+    }
+    if signal.kind == Kind::Throttled && (found.global || is_global(headers)) {
+        signal.reach = Reach::Provider;
+    }
+    advise(signal, headers)
+}
+
+/// The kind of an error reply after its body has spoken.
+fn amend(signal: Signal, says: Says) -> Signal {
+    use Kind::{Depleted, Failed, Misconfigured, Overloaded, Rejected, Throttled};
+    match (says, signal.kind) {
+        (Says::Depleted | Says::DepletedToday, Throttled | Rejected | Misconfigured) => {
+            let reach = if says == Says::Depleted { Reach::Provider } else { Reach::Scope };
+            Signal::new(Depleted).with_reach(reach)
+        }
+        (Says::UnknownModel | Says::Misconfigured, Rejected) => Signal::new(Misconfigured),
+        // Throttled by any other status: AWS says 400, Google 403, gateways 500.
+        (Says::Throttled, Rejected | Misconfigured | Failed) => Signal::new(Throttled),
+        (Says::Overloaded, Failed) => Signal::new(Overloaded),
+        _ => signal,
+    }
+}
+
+/// Discord's limit on the whole account.
+fn is_global(headers: &HeaderMap) -> bool {
+    let says = |name: &str, word: &[u8]| headers.get(name).is_some_and(|value| value.as_bytes() == word);
+    says("x-ratelimit-global", b"true") || says("x-ratelimit-scope", b"global")
+}
+
+/// `x-should-retry`: "no" always counts; "yes" where trying again can help at all.
+fn advise(signal: Signal, headers: &HeaderMap) -> Signal {
+    match headers.get("x-should-retry").map(HeaderValue::as_bytes) {
+        Some(b"false") => signal.with_resend(ResendAdvice::Never),
+        Some(b"true") if signal.kind == Kind::Rejected || signal.resend == ResendAdvice::BySafety => {
+            signal.with_resend(ResendAdvice::Allowed)
+        }
+        _ => signal,
+    }
+}
