@@ -42,7 +42,8 @@ async fn first_come_first_served() {
     for call in calls {
         call.await.unwrap().unwrap();
     }
-    let seen: Vec<u64> = script.seen.lock().unwrap().iter().map(|s| s.1.as_ref().unwrap().id().get()).collect();
+    let seen: Vec<u64> =
+        script.seen.lock().unwrap().iter().map(|s| s.1.as_ref().unwrap().id().get()).collect();
     assert_eq!(seen, (0..20).collect::<Vec<_>>());
 }
 
@@ -60,7 +61,8 @@ async fn a_slot_lives_until_the_body_ends_or_until_the_reply() {
     assert_eq!(provider.in_flight(), 1);
     drop(reply);
     assert_eq!(provider.in_flight(), 0, "a body that is dropped ends it too");
-    let reply = FleetLimitLayer::new(&provider).until_reply().layer(script).oneshot(request(1)).await.unwrap();
+    let reply =
+        FleetLimitLayer::new(&provider).until_reply().layer(script).oneshot(request(1)).await.unwrap();
     assert_eq!(provider.in_flight(), 0);
     drop(reply);
 }
@@ -99,7 +101,9 @@ async fn every_way_out_gives_the_slot_back() {
         assert_eq!((provider.in_flight(), provider.waiting()), (0, 0), "{millis} ms");
     }
     // the inner service fails, or panics
-    let fails = tower::service_fn(|_: common::Request| async { Err::<common::Response, _>(std::io::Error::other("x")) });
+    let fails = tower::service_fn(|_: common::Request| async {
+        Err::<common::Response, _>(std::io::Error::other("x"))
+    });
     FleetLimitLayer::new(&provider).layer(fails).oneshot(request(0)).await.unwrap_err();
     let panics = tower::service_fn(|_: common::Request| async {
         tokio::task::yield_now().await;
@@ -195,7 +199,8 @@ async fn interactive_first_batch_never_starved_and_callers_take_turns() {
     for call in calls {
         call.await.unwrap();
     }
-    let order: Vec<u64> = script.seen.lock().unwrap().iter().map(|s| s.1.as_ref().unwrap().id().get()).collect();
+    let order: Vec<u64> =
+        script.seen.lock().unwrap().iter().map(|s| s.1.as_ref().unwrap().id().get()).collect();
     let place = |id| order.iter().position(|seen| *seen == id).unwrap();
     assert!(place(3000) <= 4, "one call of a caller does not wait for a hundred of another: {}", place(3000));
     assert!((48..=56).contains(&place(1000)), "batch takes turns after 5 s: {}", place(1000));

@@ -17,7 +17,10 @@ fn paused_service(layer: &RetryAfterLayer, script: &Script) -> Body {
 #[tokio::test(start_paused = true)]
 async fn one_reply_pauses_all_who_share_the_provider_and_nobody_is_early() {
     let provider = Fleet::local().provider("p");
-    let script = Script::new(|nth, _| if nth == 0 { answer(429).header("retry-after", 7) } else { answer(200).after(ms(200)) });
+    let script =
+        Script::new(
+            |nth, _| if nth == 0 { answer(429).header("retry-after", 7) } else { answer(200).after(ms(200)) },
+        );
     let (one, other) = (
         paused_service(&RetryAfterLayer::new(&provider), &script),
         paused_service(&RetryAfterLayer::new(&provider.clone()), &script),
@@ -62,7 +65,8 @@ async fn a_wait_that_does_not_fit_is_answered_at_once_with_its_instant() {
 async fn a_scope_is_paused_alone() {
     let provider = Fleet::local().provider("p");
     let (large, small) = (provider.scope("large"), provider.scope("small"));
-    let script = Script::new(|nth, _| if nth == 0 { answer(429).header("retry-after", 60) } else { answer(200) });
+    let script =
+        Script::new(|nth, _| if nth == 0 { answer(429).header("retry-after", 60) } else { answer(200) });
     paused_service(&RetryAfterLayer::new(&large), &script).oneshot(request(1)).await.unwrap();
     assert_eq!(large.paused_until().map(|(_, reason)| reason), Some(PauseReason::Hint));
     assert!(small.paused_until().is_none() && provider.paused_until().is_none());

@@ -78,6 +78,13 @@ fn proves(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
+/// Whether a wait of ours ran out: the call may still run at the provider.
+pub(crate) fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    chain(error).any(|link| {
+        link.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
+    })
+}
+
 /// What an error in place of a reply says, as far as its chain tells.
 ///
 /// A [`Refusal`] of our own is [`Kind::Refused`]; everything else is [`Kind::Failed`], not executed

@@ -296,23 +296,21 @@ where
                     let outcome = ready!(future.poll(cx)).map_err(Into::into);
                     me.walk.judge(outcome)
                 }
-                StateProj::Waiting { wait, request } => match ready!(wait
-                    .as_mut()
-                    .expect("polled after completion")
-                    .poll(&me.walk.ladder, cx))
-                {
-                    Ok((rung, slot)) => {
-                        let request = request.take().expect("polled after completion");
-                        me.walk.waiting = wait.take();
-                        let state = me.walk.ready(rung, slot, request);
-                        me.state.set(state);
-                        continue;
+                StateProj::Waiting { wait, request } => {
+                    match ready!(wait.as_mut().expect("polled after completion").poll(&me.walk.ladder, cx)) {
+                        Ok((rung, slot)) => {
+                            let request = request.take().expect("polled after completion");
+                            me.walk.waiting = wait.take();
+                            let state = me.walk.ready(rung, slot, request);
+                            me.state.set(state);
+                            continue;
+                        }
+                        Err(refusal) => Next::Return(match me.walk.held.take() {
+                            Some(held) => *held,
+                            None => Err(refusal.into()),
+                        }),
                     }
-                    Err(refusal) => Next::Return(match me.walk.held.take() {
-                        Some(held) => *held,
-                        None => Err(refusal.into()),
-                    }),
-                },
+                }
                 StateProj::Done => panic!("polled after completion"),
             };
             let state = match next {
@@ -348,6 +346,9 @@ impl<S: Service<Req>, Req, R: Resend<Req>, C> fmt::Debug for ResponseFuture<S, R
             State::Waiting { .. } => "waiting",
             State::Done => "done",
         };
-        f.debug_struct("ResponseFuture").field("state", &state).field("rung", &self.walk.at).finish_non_exhaustive()
+        f.debug_struct("ResponseFuture")
+            .field("state", &state)
+            .field("rung", &self.walk.at)
+            .finish_non_exhaustive()
     }
 }

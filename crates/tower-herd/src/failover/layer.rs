@@ -1,15 +1,11 @@
-use super::{
-    HashedFailover, LadderError, Rung,
-    rung::check,
-    service::Options,
-};
-use crate::{http::HttpClassify, retry::CloneRequest};
+use super::{HashedFailover, LadderError, Rung, rung::check, service::Options};
+use crate::{classify::DefaultClassifier, retry::CloneRequest};
 use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 /// A ladder around one client: each rung is a stack of layers over a clone of it. See the
 /// [module](super).
-pub struct HashedFailoverLayer<L, Req, R = CloneRequest, C = HttpClassify> {
+pub struct HashedFailoverLayer<L, Req, R = CloneRequest, C = DefaultClassifier> {
     rungs: Arc<[Rung<L, Req>]>,
     options: Options,
     resend: R,
@@ -25,7 +21,7 @@ impl<L, Req> HashedFailoverLayer<L, Req> {
             rungs,
             options: Options::default(),
             resend: CloneRequest,
-            classify: HttpClassify::default(),
+            classify: DefaultClassifier::default(),
         })
     }
 }

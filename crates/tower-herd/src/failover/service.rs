@@ -1,10 +1,7 @@
-use super::{
-    LadderError, ResponseFuture, Rung, future,
-    rung::check,
-};
+use super::{LadderError, ResponseFuture, Rung, future, rung::check};
 use crate::{
     BoxError, Classify, HasTask, Key, Task,
-    http::HttpClassify,
+    classify::DefaultClassifier,
     provider::{Denied, Slot},
     random::mix,
     retry::{CloneRequest, Resend},
@@ -21,7 +18,7 @@ use std::{
 use tower_service::Service;
 
 /// A ladder over services. See the [module](super).
-pub struct HashedFailover<S, Req, R = CloneRequest, C = HttpClassify> {
+pub struct HashedFailover<S, Req, R = CloneRequest, C = DefaultClassifier> {
     pub(super) ladder: Arc<Ladder<S, Req>>,
     pub(super) resend: R,
     pub(super) classify: C,
@@ -53,7 +50,7 @@ impl<S, Req> HashedFailover<S, Req> {
     pub fn new(rungs: impl IntoIterator<Item = Rung<S, Req>>) -> Result<Self, LadderError> {
         let rungs: Vec<_> = rungs.into_iter().collect();
         check(&rungs)?;
-        Ok(HashedFailover::build(rungs, Options::default(), CloneRequest, HttpClassify::default()))
+        Ok(HashedFailover::build(rungs, Options::default(), CloneRequest, DefaultClassifier::default()))
     }
 }
 

@@ -180,7 +180,7 @@ fn settle<Res, H: Hold<Res>, C: Classify<Res>>(
         Ok(reply) => Ok(hold.hold(reply, HeldSlot(Some(Held(slot))))),
         Err(error) => {
             // A timeout may leave the call running there; other errors end it.
-            if crate::http::is_timeout(&*error) {
+            if crate::classify::is_timeout(&*error) {
                 drop(slot);
             } else {
                 slot.end();
@@ -200,4 +200,3 @@ impl<S: Service<Req>, Req, H, C> fmt::Debug for ResponseFuture<S, Req, H, C> {
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
     }
 }
-

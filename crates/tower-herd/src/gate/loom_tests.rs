@@ -45,21 +45,14 @@ impl Pacer for Fixed {
     }
 
     fn published(&self) -> Published {
-        Published {
-            cap: self.cap,
-            slow: self.slow || self.paused.is_some(),
-        }
+        Published { cap: self.cap, slow: self.slow || self.paused.is_some() }
     }
 }
 
 type G = Arc<Gate<Fixed>>;
 
 fn gate(cap: u32) -> G {
-    let pacer = Fixed {
-        cap,
-        paused: None,
-        slow: false,
-    };
+    let pacer = Fixed { cap, paused: None, slow: false };
     Arc::new(Gate::new(pacer, QueueConfig::default()))
 }
 
@@ -71,11 +64,7 @@ struct Acquire {
 }
 
 fn acquire(gate: &G) -> Acquire {
-    Acquire {
-        gate: gate.clone(),
-        now: Time::ZERO,
-        entry: None,
-    }
+    Acquire { gate: gate.clone(), now: Time::ZERO, entry: None }
 }
 
 impl Future for Acquire {
@@ -87,11 +76,7 @@ impl Future for Acquire {
             if this.gate.try_acquire() {
                 return Poll::Ready(Permit::new(this.gate.clone()));
             }
-            let waiter = Waiter {
-                agent: None,
-                class: Class::Interactive,
-                now: this.now,
-            };
+            let waiter = Waiter { agent: None, class: Class::Interactive, now: this.now };
             this.entry = Entry::enqueue(this.gate.clone(), waiter).ok();
         }
         loop {
@@ -99,9 +84,7 @@ impl Future for Acquire {
             match entry.poll_claim(this.now, cx) {
                 Claimed::Got((permit, ())) => return Poll::Ready(permit),
                 Claimed::Wait { again_at: None } => return Poll::Pending,
-                Claimed::Wait {
-                    again_at: Some(instant),
-                } => this.now = this.now.max(instant),
+                Claimed::Wait { again_at: Some(instant) } => this.now = this.now.max(instant),
             }
         }
     }
@@ -264,11 +247,7 @@ fn lift_pause() {
     gate.with_pacer(|pacer| pacer.paused = Some(Time::MAX));
     let waiter = gate.clone();
     let waiter = thread::spawn(move || {
-        let spec = Waiter {
-            agent: None,
-            class: Class::Interactive,
-            now: Time::ZERO,
-        };
+        let spec = Waiter { agent: None, class: Class::Interactive, now: Time::ZERO };
         let mut entry = Entry::enqueue(waiter, spec).unwrap();
         let claim = std::future::poll_fn(|cx| match entry.poll_claim(Time::ZERO, cx) {
             Claimed::Got((permit, ())) => Poll::Ready(permit),

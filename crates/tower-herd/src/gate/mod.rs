@@ -144,10 +144,7 @@ impl<P: Pacer> Gate<P> {
     pub fn new(pacer: P, config: QueueConfig) -> Self {
         let inner = Inner::new(pacer, config);
         let (cap, flags) = inner.desired();
-        Gate {
-            word: Word::new(cap, flags),
-            inner: Mutex::new(inner),
-        }
+        Gate { word: Word::new(cap, flags), inner: Mutex::new(inner) }
     }
 
     /// Takes a slot if one is free, nobody waits and the pacer need not be
@@ -211,10 +208,7 @@ impl<P: Pacer> Gate<P> {
                 true => inner.publish(&self.word),
                 false => inner.settle(&self.word, None, wakes),
             };
-            Occupancy {
-                cap: bits.cap(),
-                busy: bits.busy(),
-            }
+            Occupancy { cap: bits.cap(), busy: bits.busy() }
         })
     }
 
@@ -266,12 +260,7 @@ impl<P: Pacer> Gate<P> {
     /// # Panics
     ///
     /// If it has been served or cancelled.
-    pub fn poll_claim(
-        &self,
-        id: EntryId,
-        now: Time,
-        cx: &mut Context<'_>,
-    ) -> Claimed<P::Admitted> {
+    pub fn poll_claim(&self, id: EntryId, now: Time, cx: &mut Context<'_>) -> Claimed<P::Admitted> {
         self.locked(|inner, wakes| inner.poll(&self.word, id, now, cx.waker(), wakes))
             .expect("polled after it was served or cancelled")
     }
@@ -325,10 +314,7 @@ impl<P: Pacer> Gate<P> {
     /// Both of the above at one instant.
     pub fn occupancy(&self) -> Occupancy {
         let bits = self.word.load();
-        Occupancy {
-            cap: bits.cap(),
-            busy: bits.busy(),
-        }
+        Occupancy { cap: bits.cap(), busy: bits.busy() }
     }
 
     /// Runs under the lock; wakes, and drops wakers, after it.
@@ -348,8 +334,6 @@ impl<P: Pacer> Gate<P> {
 
 impl<P: Pacer> fmt::Debug for Gate<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate")
-            .field("occupancy", &self.occupancy())
-            .finish_non_exhaustive()
+        f.debug_struct("Gate").field("occupancy", &self.occupancy()).finish_non_exhaustive()
     }
 }

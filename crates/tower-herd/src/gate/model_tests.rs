@@ -92,10 +92,7 @@ fn millis(count: u64) -> Duration {
 
 impl World {
     fn new() -> Self {
-        let config = QueueConfig {
-            bound: BOUND,
-            ..QueueConfig::default()
-        };
+        let config = QueueConfig { bound: BOUND, ..QueueConfig::default() };
         World {
             gate: Gate::new(Trial::fixed(2), config),
             now: Time::ZERO,
@@ -109,13 +106,9 @@ impl World {
 
     fn runnable(&self) -> Vec<usize> {
         let ready = |task: &Task| {
-            task.new
-                || task.flag.woken.load(SeqCst)
-                || task.timer.is_some_and(|timer| timer <= self.now)
+            task.new || task.flag.woken.load(SeqCst) || task.timer.is_some_and(|timer| timer <= self.now)
         };
-        (0..self.tasks.len())
-            .filter(|&task| ready(&self.tasks[task]))
-            .collect()
+        (0..self.tasks.len()).filter(|&task| ready(&self.tasks[task])).collect()
     }
 
     fn poll(&mut self, index: usize) {
@@ -149,16 +142,8 @@ impl World {
                 match self.gate.enqueue(Waiter { agent, class, now }) {
                     Ok(id) => {
                         assert!(!full);
-                        let flag = Flag {
-                            count: self.wakes.clone(),
-                            ..Flag::default()
-                        };
-                        self.tasks.push(Task {
-                            id,
-                            flag: Arc::new(flag),
-                            new: true,
-                            timer: None,
-                        });
+                        let flag = Flag { count: self.wakes.clone(), ..Flag::default() };
+                        self.tasks.push(Task { id, flag: Arc::new(flag), new: true, timer: None });
                     }
                     Err(Full) => assert!(full),
                 }

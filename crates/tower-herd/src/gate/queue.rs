@@ -54,11 +54,7 @@ pub struct QueueConfig {
 
 impl Default for QueueConfig {
     fn default() -> Self {
-        QueueConfig {
-            bound: 1024,
-            age: Duration::from_secs(5),
-            grace: Duration::from_secs(1),
-        }
+        QueueConfig { bound: 1024, age: Duration::from_secs(5), grace: Duration::from_secs(1) }
     }
 }
 
@@ -154,8 +150,7 @@ impl Queue {
     }
 
     pub(super) fn is_called(&self, id: EntryId) -> bool {
-        self.place(id)
-            .is_some_and(|place| matches!(place, Place::Called(_)))
+        self.place(id).is_some_and(|place| matches!(place, Place::Called(_)))
     }
 
     pub(super) fn is_in_line(&self, id: EntryId) -> bool {
@@ -219,11 +214,7 @@ impl Queue {
             (false, Some(oldest)) if self.last == INTERACTIVE => {
                 let since = self.entries[BATCH].get(&oldest).map(|entry| entry.since);
                 let waited = since.map_or(Duration::ZERO, |since| now.saturating_since(since));
-                Some(if waited > self.config.age {
-                    BATCH
-                } else {
-                    INTERACTIVE
-                })
+                Some(if waited > self.config.age { BATCH } else { INTERACTIVE })
             }
             (false, _) => Some(INTERACTIVE),
         }

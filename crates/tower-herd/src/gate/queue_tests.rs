@@ -56,11 +56,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        World {
-            queue: queue(),
-            now: Time::ZERO,
-            waiting: Vec::new(),
-        }
+        World { queue: queue(), now: Time::ZERO, waiting: Vec::new() }
     }
 
     fn push(&mut self, agent: u64, batch: bool) {

@@ -147,12 +147,7 @@ impl<P: Pacer> Inner<P> {
     /// Publishes, then calls those who may claim, or sees to it that somebody
     /// keeps the time; `present`, if it waits, is the one being polled. The word
     /// as published.
-    pub(super) fn settle(
-        &mut self,
-        word: &Word,
-        present: Option<EntryId>,
-        wakes: &mut Wakes,
-    ) -> Bits {
+    pub(super) fn settle(&mut self, word: &Word, present: Option<EntryId>, wakes: &mut Wakes) -> Bits {
         let bits = self.publish(word);
         if self.queue.is_empty() {
             self.blocked = None;

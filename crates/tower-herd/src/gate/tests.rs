@@ -26,14 +26,7 @@ pub(super) struct Trial {
 
 impl Trial {
     pub(super) fn fixed(cap: u32) -> Self {
-        Trial {
-            cap,
-            spacing: Duration::ZERO,
-            inner: None,
-            paused: None,
-            next: Time::ZERO,
-            asked: 0,
-        }
+        Trial { cap, spacing: Duration::ZERO, inner: None, paused: None, next: Time::ZERO, asked: 0 }
     }
 
     pub(super) fn pause(&mut self, until: Time) {
@@ -366,10 +359,9 @@ fn one_task_in_two_gates() {
     let gates = [gate(1), gate(1)];
     assert!(gates.iter().all(Gate::try_acquire));
     let count = Arc::<Count>::default();
-    let task = gates.each_ref().map(|gate| Hand {
-        id: gate.enqueue(spec(0, Interactive, T0)).unwrap(),
-        count: count.clone(),
-    });
+    let task = gates
+        .each_ref()
+        .map(|gate| Hand { id: gate.enqueue(spec(0, Interactive, T0)).unwrap(), count: count.clone() });
     (0..2).for_each(|i| task[i].waits(&gates[i], T0));
     let behind = waiter(&gates[1], spec(1, Interactive, T0));
     gates[0].release();

@@ -146,7 +146,9 @@ struct Pace {
 
 impl Pace {
     fn ready(&self) -> Time {
-        Time::from_nanos(self.tat.as_nanos().saturating_sub(self.gap.saturating_mul(self.burst.saturating_sub(1))))
+        Time::from_nanos(
+            self.tat.as_nanos().saturating_sub(self.gap.saturating_mul(self.burst.saturating_sub(1))),
+        )
     }
 
     fn in_hand(&self, now: Time) -> u64 {
@@ -155,7 +157,9 @@ impl Pace {
     }
 
     fn drain(&mut self, now: Time) {
-        self.tat = self.tat.max(Time::from_nanos(now.as_nanos().saturating_add(self.gap.saturating_mul(self.burst))));
+        self.tat = self
+            .tat
+            .max(Time::from_nanos(now.as_nanos().saturating_add(self.gap.saturating_mul(self.burst))));
     }
 }
 
@@ -295,11 +299,7 @@ impl Control {
     /// Below this many in flight a call may be admitted without the mutex, if nobody waits.
     #[must_use]
     pub fn fast_cap(&self) -> u32 {
-        if self.slow() {
-            0
-        } else {
-            self.cap.min(self.warm)
-        }
+        if self.slow() { 0 } else { self.cap.min(self.warm) }
     }
 
     /// Whether successes must be reported (otherwise a sample of latencies is enough).
@@ -838,14 +838,19 @@ impl From<Quota> for LimitHeaders {
             limit: quota.limit.into(),
             remaining: quota.remaining.into(),
             reset: quota.reset,
-            resolution: if quota.reset.subsec_nanos() == 0 { Duration::from_secs(1) } else { Duration::from_millis(1) },
+            resolution: if quota.reset.subsec_nanos() == 0 {
+                Duration::from_secs(1)
+            } else {
+                Duration::from_millis(1)
+            },
         }
     }
 }
 impl gate::Pacer for Control {
     type Admitted = Admitted;
     fn admit(&mut self, now: Time, busy: u32, waiting: usize) -> Result<Admitted, gate::Blocked> {
-        Control::admit(self, now, busy, waiting).map_err(|BlockedUntil(at)| at.map_or(gate::Blocked::Slot, gate::Blocked::Until))
+        Control::admit(self, now, busy, waiting)
+            .map_err(|BlockedUntil(at)| at.map_or(gate::Blocked::Slot, gate::Blocked::Until))
     }
     fn published(&self) -> gate::Published {
         gate::Published { cap: self.cap, slow: self.slow() || self.warm < self.cap }
@@ -853,8 +858,12 @@ impl gate::Pacer for Control {
 }
 impl Control {
     pub(super) fn interest(&self) -> u32 {
-        if self.bare > 0 || self.pace.is_some() || self.probe.is_some() { return 0 }
-        if self.limit == Some(self.cap) && self.proven > 0 { return u32::MAX }
+        if self.bare > 0 || self.pace.is_some() || self.probe.is_some() {
+            return 0;
+        }
+        if self.limit == Some(self.cap) && self.proven > 0 {
+            return u32::MAX;
+        }
         self.proven.saturating_add(1).min(self.cap)
     }
     pub(super) fn configure(&mut self, new: Settings) {
@@ -863,5 +872,7 @@ impl Control {
     pub(super) fn on_duration(&mut self, took: Duration) {
         self.latency = Some(mean(self.latency, took));
     }
-    pub(super) fn clear_pause(&mut self, now: Time) { self.pause_clear(now) }
+    pub(super) fn clear_pause(&mut self, now: Time) {
+        self.pause_clear(now)
+    }
 }

@@ -332,9 +332,8 @@ impl Provider {
     /// How long a call that joins the queue now would wait, as far as one can tell.
     pub(crate) fn estimate(&self, now: Time) -> Duration {
         let pause = self.paused_at(now).map_or(Duration::ZERO, |(until, _)| until.saturating_since(now));
-        let queue = self.core.gate.read_pacer(|control, load| {
-            control.estimate_wait(now, load.waiting, load.busy)
-        });
+        let queue =
+            self.core.gate.read_pacer(|control, load| control.estimate_wait(now, load.waiting, load.busy));
         pause.max(queue)
     }
 }

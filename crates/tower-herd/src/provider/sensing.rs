@@ -1,13 +1,5 @@
-use super::{
-    Provider,
-    control::Admitted,
-    handover, lock,
-    pause::PauseReason,
-};
-use crate::{
-    Kind, Pushback, Reach, Signal, Time,
-    observe::Event,
-};
+use super::{Provider, control::Admitted, handover, lock, pause::PauseReason};
+use crate::{Kind, Pushback, Reach, Signal, Time, observe::Event};
 use std::{sync::atomic::Ordering, time::Duration};
 
 /// One call under observation: what it was sent under, and whether its end was told.
@@ -162,7 +154,9 @@ impl Sensing {
         let (wait, reason) = match signal.pushback {
             Pushback::After(wait) => (wait, PauseReason::Hint),
             // Overload without a hint does not say that the next call comes too early.
-            Pushback::None | Pushback::Never if signal.kind == Kind::Overloaded => (Duration::ZERO, PauseReason::Bare),
+            Pushback::None | Pushback::Never if signal.kind == Kind::Overloaded => {
+                (Duration::ZERO, PauseReason::Bare)
+            }
             Pushback::None | Pushback::Never => {
                 let sent = if scope.is_some() { self.scope } else { self.root };
                 let wait = scope.unwrap_or(&core.root).change(|pause| pause.bare(sent));
@@ -171,7 +165,9 @@ impl Sensing {
         };
         // The cut first: the pause that follows knows the ceiling it ends under.
         let whole = scope.is_none();
-        core.control(|control, busy, _| control.on_throttled(now, self.admitted, busy, Some(if whole {wait} else {Duration::ZERO})));
+        core.control(|control, busy, _| {
+            control.on_throttled(now, self.admitted, busy, Some(if whole { wait } else { Duration::ZERO }))
+        });
         if !wait.is_zero() {
             self.provider.note_pause(now, wait, reason, scope);
         }

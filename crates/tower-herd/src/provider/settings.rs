@@ -4,7 +4,11 @@ use std::{error::Error, fmt, time::Duration};
 ///
 /// The default knows nothing: the ceiling starts at 10 and is learned from the provider's 429s.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default, deny_unknown_fields)
+)]
 #[non_exhaustive]
 pub struct ProviderSettings {
     /// The most calls in flight, over the whole fleet. None: learned.

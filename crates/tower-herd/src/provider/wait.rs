@@ -28,15 +28,19 @@ pub(crate) struct WaitFor {
 impl WaitFor {
     /// The wait of a request's task: until its deadline (60 s from now if it names none), and no
     /// longer than `patience`.
-    pub(crate) fn of<Req: HasTask>(request: &Req, patience: Option<Duration>, core: &Core, now: Time) -> Self {
+    pub(crate) fn of<Req: HasTask>(
+        request: &Req,
+        patience: Option<Duration>,
+        core: &Core,
+        now: Time,
+    ) -> Self {
         Self::of_task(request.task(), patience, core, now)
     }
 
     pub(crate) fn of_task(task: Option<&Task>, patience: Option<Duration>, core: &Core, now: Time) -> Self {
-        let deadline = task.and_then(Task::deadline_at).map_or_else(
-            || now.saturating_add(DEFAULT_DEADLINE),
-            |at| core.clock().time(at),
-        );
+        let deadline = task
+            .and_then(Task::deadline_at)
+            .map_or_else(|| now.saturating_add(DEFAULT_DEADLINE), |at| core.clock().time(at));
         let patient = patience.map_or(Time::MAX, |patience| now.saturating_add(patience));
         WaitFor {
             agent: task.and_then(Task::caller_key).map(crate::Key::get),

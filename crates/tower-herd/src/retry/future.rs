@@ -2,13 +2,13 @@
 
 use super::{
     budget::{Resent, Withdrawal},
-    layer::{Bed, Core, DefaultClassifier, Shared},
+    layer::{Bed, Core, Shared},
     resend::{CloneRequest, Resend},
     state::{Cost, Decision, Reply, Session, Standing, Why},
 };
 use crate::{
-    BoxError, Classify, Executed, Exhausted, HasTask, Kind, Refusal, Safety, Signal, observe::Event,
-    random::Random,
+    BoxError, Classify, Executed, Exhausted, HasTask, Kind, Refusal, Safety, Signal,
+    classify::DefaultClassifier, observe::Event, random::Random,
 };
 use pin_project_lite::pin_project;
 use std::{

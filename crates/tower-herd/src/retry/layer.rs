@@ -6,6 +6,7 @@ use super::{
     service::JitteredRetry,
 };
 use crate::{
+    classify::DefaultClassifier,
     observe::{Event, Observe, Trace},
     random::Seeds,
 };
@@ -18,14 +19,6 @@ use std::{
     time::Duration,
 };
 use tower_layer::Layer;
-
-/// The classifier of a layer that was given none.
-pub type DefaultClassifier = Unclassified;
-
-/// Stands where a classifier is still missing: give the layer one with
-/// [`classify`](JitteredRetryLayer::classify).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unclassified;
 
 /// Sends requests again: after the server's own wait, at a random instant, as often as the task, the
 /// budget and the safety of the request allow. See the [module](super).

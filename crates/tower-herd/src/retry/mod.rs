@@ -99,7 +99,7 @@ pub mod state;
 pub use backoff::Backoff;
 pub use budget::{Budget, RatioBudget, Resent, Unlimited};
 pub use config::{InvalidRetryConfig, RetryConfig};
-pub use layer::{DefaultClassifier, JitteredRetryLayer, Unclassified};
+pub use layer::JitteredRetryLayer;
 pub use resend::{CloneRequest, Never, Resend};
 #[cfg(feature = "http")]
 pub use resend::{KeptReplay, Replay, ReplayBody, Superseded, replay};

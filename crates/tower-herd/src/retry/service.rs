@@ -1,9 +1,9 @@
 use super::{
     future::ResponseFuture,
-    layer::{DefaultClassifier, Shared},
+    layer::Shared,
     resend::{CloneRequest, Resend},
 };
-use crate::{BoxError, Classify, HasTask};
+use crate::{BoxError, Classify, HasTask, classify::DefaultClassifier};
 use std::{
     fmt,
     sync::Arc,
