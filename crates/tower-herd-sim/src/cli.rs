@@ -1,0 +1,120 @@
+//! The command line of `tower-herd-sim`, as a library so that other binaries can add policies.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::policy::{Oracle, Policy, Registry};
+use crate::report;
+use crate::report::Row;
+use crate::scenario::{Run, Scenario, Settings, keys, run};
+
+#[derive(Debug, Parser)]
+#[command(name = "tower-herd-sim", version, about = "Runs policies against scripted, rate-limited providers.", after_help = keys_help())]
+struct Args {
+    /// The scenario: stampede or equal-hint.
+    scenario: String,
+    /// A policy to run; repeat for several, or `all` (the default).
+    #[arg(long, value_name = "P")]
+    policy: Vec<String>,
+    /// The seed.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Runs so many seeds, counting up from --seed, and prints means and maxima.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    seeds: u64,
+    /// Changes one dimension of the scenario; the keys are listed below.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Prints one JSON object a line for each policy (and seed), and nothing else on stdout.
+    #[arg(long)]
+    json: bool,
+    /// Writes a self-contained HTML page with plots (of the first seed).
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+fn keys_help() -> String {
+    let mut out = String::from("Keys of --set:\n");
+    for (key, help) in keys() {
+        out.push_str(&format!("  {key:<16} {help}\n"));
+    }
+    out
+}
+
+/// Parses the process's arguments and runs them with the policies of a registry.
+pub fn main(registry: &Registry) -> ExitCode {
+    let args = Args::parse();
+    match execute(&args, registry) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let mut settings = Settings::new(Scenario::parse(&args.scenario).map_err(|e| text(&e))?);
+    for pair in &args.set {
+        settings.set_pair(pair).map_err(|e| format!("--set {e}"))?;
+    }
+    settings.validate().map_err(|e| text(&e))?;
+    let mut policies = Vec::new();
+    for name in args.policy.iter().flat_map(|p| p.split(',')).filter(|p| *p != "all") {
+        policies.push(registry.get(name).map_err(|e| text(&e))?);
+    }
+    if policies.is_empty() {
+        policies = registry.all().to_vec();
+    }
+
+    let (mut rows, mut first): (Vec<Row>, Vec<Run>) = (Vec::new(), Vec::new());
+    for seed in args.seed..args.seed.saturating_add(args.seeds) {
+        let oracle = run(&settings, &Oracle, seed).map_err(|e| text(&e))?;
+        let seconds = oracle.elapsed.as_secs_f64();
+        for policy in &policies {
+            let made = if policy.name() == Oracle.name() {
+                oracle.clone()
+            } else {
+                run(&settings, policy.as_ref(), seed).map_err(|e| text(&e))?
+            };
+            let row = made.row(Some(seconds));
+            if args.json {
+                println!("{}", row.json());
+            }
+            rows.push(row);
+            if seed == args.seed {
+                first.push(made);
+            }
+        }
+    }
+    if !args.json {
+        print_tables(args, &rows, &first);
+    }
+    if let Some(path) = &args.report {
+        let page = report::html(&first, &rows[..first.len()]);
+        std::fs::write(path, page).map_err(|e| format!("--report {}: {e}", path.display()))?;
+        eprintln!("report: {}", path.display());
+    }
+    Ok(())
+}
+
+fn print_tables(args: &Args, rows: &[Row], first: &[Run]) {
+    println!("scenario {}, seed {}{}", args.scenario, args.seed, set_text(&args.set));
+    if args.seeds > 1 {
+        println!("\n{}", report::summary(rows));
+    } else {
+        println!("\n{}\n{}", report::table(rows), report::rungs(first));
+    }
+    for run in first {
+        if let Some(about) = &run.about {
+            println!("{}: {about}", run.policy);
+        }
+    }
+}
+
+fn set_text(set: &[String]) -> String {
+    if set.is_empty() { String::new() } else { format!(", {}", set.join(", ")) }
+}

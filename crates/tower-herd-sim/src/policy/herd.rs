@@ -1,0 +1,69 @@
+//! The stack of this project.
+
+use super::{Client, Policy, SimRequest, TaskInfo, World, erase};
+use crate::{BoxError, provider::ProviderService};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_herd::{
+    Fleet, FleetLimitLayer, HasTask, HashedFailover, JitteredRetryLayer, Provider, ProviderSettings,
+    RetryAfterLayer, Safety, Task, TaskLayer,
+    failover::Rung,
+};
+
+/// Retry, a ladder, and per rung pause, fleet limit, sensor and attempt timeout. Nothing about the
+/// providers is configured unless the settings say so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TowerHerd;
+
+impl Policy for TowerHerd {
+    fn name(&self) -> &'static str {
+        "tower-herd"
+    }
+
+    fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
+        world.processes().map(|process| client(world, process)).collect()
+    }
+}
+
+/// The stack of one process: processes share nothing but the providers themselves.
+fn client(world: &World, process: u32) -> Result<Client, BoxError> {
+    let seed = world.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(process);
+    let fleet = Fleet::local().seed(seed);
+    let settings = &world.settings;
+    let mut rungs = Vec::new();
+    for (i, service) in world.rungs(process).into_iter().enumerate() {
+        let mut known = ProviderSettings::new().aborts(settings.aborts);
+        if settings.configured {
+            known = known.ceiling(settings.ceilings[i]);
+        }
+        let provider = fleet.configure(&format!("rung-{}", i + 1), known)?;
+        rungs.push(Rung::new(&provider, stack(&provider, service)).tier(i as u32));
+    }
+    let ladder = HashedFailover::new(rungs)?;
+    let service = ServiceBuilder::new()
+        .layer(TaskLayer::new().seed(seed))
+        .layer(JitteredRetryLayer::new().seed(seed))
+        .service(ladder);
+    Ok(Client::new(move |mut request: SimRequest, task: TaskInfo| {
+        let service = service.clone();
+        // One agent lives in one process, and queues are fair between agents.
+        request.set_task(Task::new(task.id).caller(u64::from(task.agent)).deadline(task.deadline));
+        request.extensions_mut().insert(Safety::Costly);
+        async move { service.oneshot(request).await.map(erase) }
+    }))
+}
+
+fn stack(
+    provider: &Provider,
+    service: ProviderService,
+) -> impl Service<
+    SimRequest,
+    Response = http::Response<impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static>,
+    Error = BoxError,
+    Future: Send,
+> + Clone + Send + Sync + 'static {
+    ServiceBuilder::new()
+        .layer(RetryAfterLayer::new(provider))
+        .layer(FleetLimitLayer::new(provider))
+        .layer(tower::layer::util::Identity::new())
+        .service(service)
+}

@@ -1,0 +1,14 @@
+//! What a run looks like to people and to programs.
+//!
+//! [`Row`] is the one line of figures with fixed keys, for this simulator and for anything else that
+//! measures the same (a run over real sockets fills what it can and leaves the rest `null`).
+//! [`table`] prints rows for a terminal, [`html`] draws runs into one self-contained page.
+
+mod html;
+mod row;
+mod svg;
+mod table;
+
+pub use html::html;
+pub use row::Row;
+pub use table::{rungs, summary, table};

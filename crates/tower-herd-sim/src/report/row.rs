@@ -1,0 +1,97 @@
+//! The row of figures.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The figures of one policy in one scenario. Keys are fixed; what could not be counted is `null`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The scenario.
+    pub scenario: String,
+    /// The policy.
+    pub policy: String,
+    /// Tasks in all.
+    pub tasks: u64,
+    /// Tasks that ended with a good reply.
+    pub done: u64,
+    /// Tasks that did not.
+    pub lost: u64,
+    /// Calls that arrived at the providers.
+    pub wire_calls: Option<u64>,
+    /// Calls for each task that made one.
+    pub amplification: Option<f64>,
+    /// 429s.
+    pub throttled: Option<u64>,
+    /// When the last task was over.
+    pub seconds: f64,
+    /// The same for the oracle, with the same settings and seed.
+    pub oracle_seconds: Option<f64>,
+    /// Calls before an instant that their process had been told.
+    pub early_calls: Option<u64>,
+    /// Executions of a task beyond its first.
+    pub duplicates: Option<u64>,
+    /// Alerts raised.
+    pub alerts: u64,
+    /// Most arrivals in any 100 ms, by rung.
+    pub peak_100ms: Option<BTreeMap<String, u64>>,
+    /// Most calls served at the same time, by rung.
+    pub in_flight_peak: Option<BTreeMap<String, u64>>,
+}
+
+impl Row {
+    /// A ratio rounded to three places; `None` when there is nothing to divide by.
+    pub fn ratio(of: u64, by: u64) -> Option<f64> {
+        (by > 0).then(|| Self::round(of as f64 / by as f64))
+    }
+
+    /// Rounds to three places, which is what the clock of a simulation resolves.
+    pub fn round(x: f64) -> f64 {
+        (x * 1000.0).round() / 1000.0
+    }
+
+    /// Time over the oracle's time.
+    pub fn against_oracle(&self) -> Option<f64> {
+        self.oracle_seconds.filter(|o| *o > 0.0).map(|o| self.seconds / o)
+    }
+
+    /// One line of JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_are_fixed_and_in_order() {
+        let row = Row {
+            scenario: "stampede".into(),
+            policy: "naive".into(),
+            tasks: 3,
+            done: 2,
+            lost: 1,
+            wire_calls: None,
+            amplification: Row::ratio(7, 3),
+            throttled: Some(4),
+            seconds: 1.5,
+            oracle_seconds: None,
+            early_calls: Some(0),
+            duplicates: Some(0),
+            alerts: 0,
+            peak_100ms: Some(BTreeMap::from([("1".into(), 3)])),
+            in_flight_peak: None,
+        };
+        assert_eq!(
+            row.json(),
+            "{\"scenario\":\"stampede\",\"policy\":\"naive\",\"tasks\":3,\"done\":2,\"lost\":1,\
+             \"wire_calls\":null,\"amplification\":2.333,\"throttled\":4,\"seconds\":1.5,\
+             \"oracle_seconds\":null,\"early_calls\":0,\"duplicates\":0,\"alerts\":0,\
+             \"peak_100ms\":{\"1\":3},\"in_flight_peak\":null}"
+        );
+        assert_eq!(serde_json::from_str::<Row>(&row.json()).unwrap(), row);
+        assert_eq!(Row::ratio(1, 0), None);
+    }
+}

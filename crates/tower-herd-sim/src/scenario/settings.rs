@@ -1,0 +1,512 @@
+//! Every dimension of a scenario, as plain data with validation.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use super::value::{bad, choice, flag, optional, real, seconds, whole};
+use crate::provider::{Fault, HintForm, LimitHeaders, Quota, Rate, Script};
+
+/// The scenarios there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// A closed loop over a ladder whose first rung cuts its quota.
+    Stampede,
+    /// Many clients told the same wait at once.
+    EqualHint,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Scenario; 2] = [Scenario::Stampede, Scenario::EqualHint];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stampede => "stampede",
+            Self::EqualHint => "equal-hint",
+        }
+    }
+
+    /// Finds a scenario by its name.
+    pub fn parse(name: &str) -> Result<Self, SettingsError> {
+        let found = Self::ALL.into_iter().find(|s| s.name() == name);
+        found.ok_or_else(|| SettingsError::UnknownScenario(name.into()))
+    }
+}
+
+/// What kind of quota the rungs have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitKind {
+    /// So many calls at the same time.
+    Concurrency,
+    /// So many requests a second: the ceiling divided by the latency.
+    Rate,
+    /// So many tokens a second: the same at 1000 tokens a call; calls cost 500 to 1500.
+    Tokens,
+}
+
+/// Mean tokens a call costs where tokens are counted.
+pub const MEAN_COST: f64 = 1000.0;
+
+/// Why settings were not accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettingsError {
+    /// No such scenario.
+    UnknownScenario(String),
+    /// No such key.
+    UnknownKey(String),
+    /// Not of the form KEY=VALUE.
+    NotAPair(String),
+    /// The value cannot be read.
+    BadValue {
+        /// The key.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// The value is out of range.
+    OutOfRange {
+        /// The key.
+        key: String,
+        /// What was given.
+        value: String,
+        /// What would be right.
+        range: String,
+    },
+    /// Values that do not fit together.
+    Conflict(String),
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownScenario(name) => {
+                let names: Vec<_> = Scenario::ALL.iter().map(|s| s.name()).collect();
+                write!(f, "unknown scenario `{name}`; there are: {}", names.join(", "))
+            }
+            Self::UnknownKey(key) => {
+                let names: Vec<_> = keys().iter().map(|(k, _)| *k).collect();
+                write!(f, "unknown key `{key}`; the keys are: {}", names.join(", "))
+            }
+            Self::NotAPair(text) => write!(f, "`{text}` is not of the form KEY=VALUE"),
+            Self::BadValue { key, value, expected } => write!(f, "{key}={value}: expected {expected}"),
+            Self::OutOfRange { key, value, range } => write!(f, "{key}={value}: must be {range}"),
+            Self::Conflict(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for SettingsError {}
+
+/// The keys of [`Settings::set`], each with a line of help.
+pub fn keys() -> &'static [(&'static str, &'static str)] {
+    &[
+        ("agents", "agents in the closed loop, or clients (equal-hint)"),
+        ("tasks", "tasks in all (equal-hint: one a client, so the same as agents)"),
+        ("limit", "concurrency | rate | tokens: what the ceilings mean"),
+        ("hint", "none | seconds told with each refusal"),
+        ("hint_form", "seconds | ms | date"),
+        ("headers", "none | openai | anthropic | ietf | github (github: fixed windows of one second)"),
+        ("latency", "mean seconds of a served call"),
+        ("spread", "0..1: latency is uniform in mean x (1 -/+ spread)"),
+        ("refusal_latency", "seconds until a refusal answers"),
+        ("body", "seconds over which the body streams after the head, its place still held"),
+        ("ceilings", "one a rung, cheapest first: 100,20,20"),
+        ("burst", "seconds' worth that a rate lets through at once"),
+        ("cut_at", "none | instant of the cut (scales with latency)"),
+        ("cut_to", "the ceiling after the cut"),
+        ("cut_rung", "the rung that is cut, from 1"),
+        ("returns", "none | instant at which the quota comes back (scales with latency)"),
+        ("outage", "none | FROM..TO (scale with latency)"),
+        ("outage_kind", "connect | 503"),
+        ("brownout", "0..1: probability that an admitted call fails"),
+        ("fault_rung", "the rung of outage and brown-out, from 1; 0 for all"),
+        ("aborts", "true | false: whether a call ends when its caller hangs up"),
+        ("processes", "independent sets of handles over the same providers"),
+        ("handles", "shared | separate: one process, or one for each agent"),
+        ("configured", "true | false: whether policies know the published ceilings"),
+        ("deadline", "seconds a task may take"),
+        ("start_within", "seconds within which the agents start"),
+        ("closed", "seconds from the start in which everything is refused"),
+    ]
+}
+
+/// One scenario with all its dimensions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Which scenario.
+    pub scenario: Scenario,
+    /// Agents, each with one task at a time.
+    pub agents: u32,
+    /// Tasks in all.
+    pub tasks: u64,
+    /// What the ceilings mean.
+    pub limit: LimitKind,
+    /// The wait told with a refusal.
+    pub hint: Option<Duration>,
+    /// In which form.
+    pub hint_form: HintForm,
+    /// Limit headers on every reply.
+    pub headers: LimitHeaders,
+    /// Mean latency of a served call.
+    pub latency: Duration,
+    /// Spread of the latency.
+    pub spread: f64,
+    /// Latency of a refusal.
+    pub refusal_latency: Duration,
+    /// Streaming time of the body.
+    pub body: Duration,
+    /// The ceilings as published, cheapest rung first; `None` in the field means unlimited.
+    pub ceilings: Vec<u32>,
+    /// Seconds' worth of a rate that may be used at once.
+    pub burst: f64,
+    /// Instant of the cut, for a latency of one second.
+    pub cut_at: Option<Duration>,
+    /// The ceiling after the cut.
+    pub cut_to: u32,
+    /// The rung that is cut, from 1.
+    pub cut_rung: usize,
+    /// Instant of the return, for a latency of one second.
+    pub returns: Option<Duration>,
+    /// An outage, for a latency of one second.
+    pub outage: Option<(Duration, Duration)>,
+    /// Whether the outage refuses connections (else it answers 503).
+    pub outage_connect: bool,
+    /// Probability that an admitted call fails.
+    pub brownout: f64,
+    /// The rung of outage and brown-out, from 1; 0 for all.
+    pub fault_rung: usize,
+    /// Whether calls end when their caller hangs up.
+    pub aborts: bool,
+    /// Independent sets of handles.
+    pub processes: u32,
+    /// Whether policies know the published ceilings.
+    pub configured: bool,
+    /// Time a task may take.
+    pub deadline: Duration,
+    /// Time within which the agents start.
+    pub start_within: Duration,
+    /// Time from the start in which everything is refused.
+    pub closed: Duration,
+}
+
+impl Settings {
+    /// The published form of a scenario.
+    pub fn new(scenario: Scenario) -> Self {
+        let stampede = Self {
+            scenario,
+            agents: 100,
+            tasks: 3000,
+            limit: LimitKind::Concurrency,
+            hint: Some(Duration::from_secs(1)),
+            hint_form: HintForm::Seconds,
+            headers: LimitHeaders::None,
+            latency: Duration::from_secs(1),
+            spread: 0.5,
+            refusal_latency: Duration::from_millis(5),
+            body: Duration::ZERO,
+            ceilings: vec![100, 20, 20],
+            burst: 1.0,
+            cut_at: Some(Duration::from_secs(5)),
+            cut_to: 20,
+            cut_rung: 1,
+            returns: None,
+            outage: None,
+            outage_connect: true,
+            brownout: 0.0,
+            fault_rung: 1,
+            aborts: false,
+            processes: 1,
+            configured: false,
+            deadline: Duration::from_secs(600),
+            start_within: Duration::ZERO,
+            closed: Duration::ZERO,
+        };
+        match scenario {
+            Scenario::Stampede => stampede,
+            Scenario::EqualHint => Self {
+                agents: 1000,
+                tasks: 1000,
+                hint: Some(Duration::from_secs(30)),
+                latency: Duration::from_millis(200),
+                // Roomy enough to serve all clients at once.
+                ceilings: vec![100_000],
+                cut_at: None,
+                start_within: Duration::from_secs(1),
+                closed: Duration::from_secs(1),
+                ..stampede
+            },
+        }
+    }
+
+    /// Changes one dimension, given as `KEY=VALUE`.
+    pub fn set_pair(&mut self, pair: &str) -> Result<(), SettingsError> {
+        let (key, value) = pair.split_once('=').ok_or_else(|| SettingsError::NotAPair(pair.into()))?;
+        self.set(key.trim(), value.trim())
+    }
+
+    /// Changes one dimension.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), SettingsError> {
+        match key {
+            "agents" => {
+                self.agents = whole(key, value, 1, 100_000)? as u32;
+                if self.scenario == Scenario::EqualHint {
+                    if self.processes > 1 {
+                        self.processes = self.agents;
+                    }
+                    self.tasks = u64::from(self.agents);
+                }
+            }
+            "tasks" => {
+                self.tasks = whole(key, value, 1, 10_000_000)?;
+                if self.scenario == Scenario::EqualHint {
+                    self.set("agents", value)?;
+                }
+            }
+            "limit" => {
+                let options = [
+                    ("concurrency", LimitKind::Concurrency),
+                    ("rate", LimitKind::Rate),
+                    ("tokens", LimitKind::Tokens),
+                ];
+                self.limit = choice(key, value, "concurrency, rate or tokens", &options)?;
+            }
+            "hint" => self.hint = optional(value, |v| seconds(key, v, 0.0, 86_400.0))?,
+            "hint_form" => {
+                let options = [("seconds", HintForm::Seconds), ("ms", HintForm::Millis), ("date", HintForm::Date)];
+                self.hint_form = choice(key, value, "seconds, ms or date", &options)?;
+            }
+            "headers" => {
+                let options = [
+                    ("none", LimitHeaders::None),
+                    ("openai", LimitHeaders::OpenAi),
+                    ("anthropic", LimitHeaders::Anthropic),
+                    ("ietf", LimitHeaders::Ietf),
+                    ("github", LimitHeaders::GitHub),
+                ];
+                self.headers = choice(key, value, "none, openai, anthropic, ietf or github", &options)?;
+            }
+            "latency" => self.latency = seconds(key, value, 0.001, 3600.0)?,
+            "spread" => self.spread = real(key, value, 0.0, 1.0)?,
+            "refusal_latency" => self.refusal_latency = seconds(key, value, 0.0, 60.0)?,
+            "body" => self.body = seconds(key, value, 0.0, 3600.0)?,
+            "ceilings" => {
+                let rungs: Result<Vec<u32>, _> =
+                    value.split(',').map(|c| whole(key, c, 1, 1_000_000).map(|c| c as u32)).collect();
+                self.ceilings = rungs?;
+            }
+            "burst" => self.burst = real(key, value, 0.0, 3600.0)?,
+            "cut_at" => self.cut_at = optional(value, |v| seconds(key, v, 0.0, 86_400.0))?,
+            "cut_to" => self.cut_to = whole(key, value, 0, 1_000_000)? as u32,
+            "cut_rung" => self.cut_rung = whole(key, value, 1, 1000)? as usize,
+            "returns" => self.returns = optional(value, |v| seconds(key, v, 0.0, 86_400.0))?,
+            "outage" => {
+                self.outage = optional(value, |v| {
+                    let (from, to) = v.split_once("..").ok_or_else(|| bad(key, v, "FROM..TO"))?;
+                    Ok((seconds(key, from, 0.0, 86_400.0)?, seconds(key, to, 0.0, 86_400.0)?))
+                })?;
+            }
+            "outage_kind" => {
+                self.outage_connect = choice(key, value, "connect or 503", &[("connect", true), ("503", false)])?;
+            }
+            "brownout" => self.brownout = real(key, value, 0.0, 1.0)?,
+            "fault_rung" => self.fault_rung = whole(key, value, 0, 1000)? as usize,
+            "aborts" => self.aborts = flag(key, value)?,
+            "processes" => self.processes = whole(key, value, 1, 100_000)? as u32,
+            "handles" => {
+                let separate = choice(key, value, "shared or separate", &[("shared", false), ("separate", true)])?;
+                self.processes = if separate { self.agents } else { 1 };
+            }
+            "configured" => self.configured = flag(key, value)?,
+            "deadline" => self.deadline = seconds(key, value, 0.001, 86_400.0)?,
+            "start_within" => self.start_within = seconds(key, value, 0.0, 86_400.0)?,
+            "closed" => self.closed = seconds(key, value, 0.0, 86_400.0)?,
+            _ => return Err(SettingsError::UnknownKey(key.into())),
+        }
+        Ok(())
+    }
+
+    /// Checks what single values cannot tell.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let conflict = |why: String| Err(SettingsError::Conflict(why));
+        let rungs = self.ceilings.len();
+        if self.cut_at.is_some() && self.cut_rung > rungs {
+            return conflict(format!("cut_rung={}: there are {rungs} rungs", self.cut_rung));
+        }
+        if self.fault_rung > rungs {
+            return conflict(format!("fault_rung={}: there are {rungs} rungs", self.fault_rung));
+        }
+        if let Some(back) = self.returns {
+            match self.cut_at {
+                None => return conflict("returns needs a cut (cut_at)".into()),
+                Some(cut) if back <= cut => return conflict("returns must come after cut_at".into()),
+                Some(_) => {}
+            }
+        }
+        if let Some((from, to)) = self.outage
+            && from >= to
+        {
+            return conflict("outage: FROM must be before TO".into());
+        }
+        if self.processes > self.agents {
+            return conflict(format!("processes={}: there are only {} agents", self.processes, self.agents));
+        }
+        Ok(())
+    }
+
+    /// An instant of the schedule, scaled with the latency.
+    pub fn scaled(&self, at: Duration) -> Duration {
+        at.mul_f64(self.latency.as_secs_f64())
+    }
+
+    /// The quota that a ceiling means under these settings.
+    pub fn quota(&self, ceiling: u32) -> Quota {
+        let per_second = f64::from(ceiling) / self.latency.as_secs_f64();
+        let rate = |per_second: f64, unit: f64| {
+            let mut rate = Rate::per_second(per_second);
+            rate.burst = (per_second * self.burst).max(unit);
+            if self.headers == LimitHeaders::GitHub { rate.fixed(Duration::from_secs(1)) } else { rate }
+        };
+        match self.limit {
+            LimitKind::Concurrency => Quota::concurrency(ceiling),
+            LimitKind::Rate => Quota::requests(rate(per_second, 1.0)),
+            LimitKind::Tokens => Quota::tokens(rate(per_second * MEAN_COST, 1.5 * MEAN_COST)),
+        }
+    }
+
+    /// The scripts of the providers, one a rung.
+    pub fn scripts(&self, seed: u64) -> Vec<Script> {
+        // A fixed wall clock: dates in headers then depend on the seed alone.
+        let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let build = |(i, ceiling): (usize, &u32)| {
+            let rung = i + 1;
+            let mut script = Script::new(self.quota(*ceiling))
+                .name(format!("rung {rung}"))
+                .hint(self.hint)
+                .hint_form(self.hint_form)
+                .limit_headers(self.headers)
+                .latency(self.latency)
+                .spread(self.spread)
+                .refusal_latency(self.refusal_latency)
+                .aborts(self.aborts)
+                .seed(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(rung as u64))
+                .wall_start(wall);
+            if !self.body.is_zero() {
+                script = script.stream_body(self.body, 4);
+            }
+            if let Some(cut) = self.cut_at.filter(|_| rung == self.cut_rung) {
+                script = script.change_at(self.scaled(cut), self.quota(self.cut_to));
+                if let Some(back) = self.returns {
+                    script = script.change_at(self.scaled(back), self.quota(*ceiling));
+                }
+            }
+            if !self.closed.is_zero() {
+                script = script.fault(Fault::Closed { from: Duration::ZERO, to: self.closed });
+            }
+            if self.fault_rung == 0 || self.fault_rung == rung {
+                if let Some((from, to)) = self.outage {
+                    let (from, to) = (self.scaled(from), self.scaled(to));
+                    script = script.fault(match self.outage_connect {
+                        true => Fault::Connect { from, to },
+                        false => Fault::Unavailable { from, to },
+                    });
+                }
+                if self.brownout > 0.0 {
+                    let (from, to) = (Duration::ZERO, Duration::MAX);
+                    script = script.fault(Fault::Brownout { from, to, probability: self.brownout });
+                }
+            }
+            script
+        };
+        self.ceilings.iter().enumerate().map(build).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_can_be_set_and_every_listed_key_exists() {
+        let examples = [
+            ("agents", "50"),
+            ("tasks", "100"),
+            ("limit", "rate"),
+            ("hint", "none"),
+            ("hint_form", "date"),
+            ("headers", "openai"),
+            ("latency", "0.2"),
+            ("spread", "0"),
+            ("refusal_latency", "8ms"),
+            ("body", "1s"),
+            ("ceilings", "10,5"),
+            ("burst", "2"),
+            ("cut_at", "3"),
+            ("cut_to", "1"),
+            ("cut_rung", "2"),
+            ("returns", "25"),
+            ("outage", "10..20"),
+            ("outage_kind", "503"),
+            ("brownout", "0.2"),
+            ("fault_rung", "0"),
+            ("aborts", "true"),
+            ("processes", "7"),
+            ("handles", "separate"),
+            ("configured", "true"),
+            ("deadline", "60"),
+            ("start_within", "1"),
+            ("closed", "1"),
+        ];
+        let listed: Vec<_> = keys().iter().map(|(k, _)| *k).collect();
+        let mut shown: Vec<_> = examples.iter().map(|(k, _)| *k).collect();
+        for (key, value) in examples {
+            let mut s = Settings::new(Scenario::Stampede);
+            s.set(key, value).unwrap();
+            assert_ne!(s, Settings::new(Scenario::Stampede), "{key} changes nothing");
+        }
+        shown.sort_unstable();
+        let mut sorted = listed.clone();
+        sorted.sort_unstable();
+        assert_eq!(shown, sorted);
+    }
+
+    #[test]
+    fn bad_settings_say_what_would_be_right() {
+        let mut s = Settings::new(Scenario::Stampede);
+        let text = s.set_pair("colour=red").unwrap_err().to_string();
+        assert!(text.contains("colour") && text.contains("refusal_latency"), "{text}");
+        assert!(s.set_pair("agents").unwrap_err().to_string().contains("KEY=VALUE"));
+        assert!(s.set_pair("agents=0").unwrap_err().to_string().contains("at least 1"));
+        assert!(s.set_pair("spread=2").unwrap_err().to_string().contains("between 0 and 1"));
+        assert!(s.set_pair("hint=soon").unwrap_err().to_string().contains("seconds"));
+        assert!(s.set_pair("latency=NaN").is_err());
+        assert!(s.set_pair("outage=5").unwrap_err().to_string().contains("FROM..TO"));
+    }
+
+    #[test]
+    fn values_that_do_not_fit_together_are_refused() {
+        for pairs in [
+            &["returns=4"][..],
+            &["cut_at=none", "returns=9"],
+            &["ceilings=10", "cut_rung=2"],
+            &["processes=101"],
+            &["outage=9..3"],
+            &["fault_rung=4"],
+        ] {
+            let mut s = Settings::new(Scenario::Stampede);
+            for p in pairs {
+                s.set_pair(p).unwrap();
+            }
+            assert!(matches!(s.validate(), Err(SettingsError::Conflict(_))), "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn the_schedule_scales_with_latency() {
+        let mut s = Settings::new(Scenario::Stampede);
+        s.set("latency", "0.2").unwrap();
+        assert_eq!(s.scaled(Duration::from_secs(5)), Duration::from_secs(1));
+    }
+}
