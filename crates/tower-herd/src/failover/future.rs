@@ -218,7 +218,7 @@ where
                 let clock = here.provider.clock();
                 let paused = here.provider.paused().map(|(until, _)| until.saturating_since(clock.now()));
                 let wait = paused.max(signal.pushback.wait()).unwrap_or_default();
-                wait > self.ladder.options.hint_patience && self.safety.allows(signal, false)
+                wait > self.ladder.patience.hint && self.safety.allows(signal, false)
             }
             _ => self.safety.allows(signal, false) && self.charge(),
         };

@@ -52,8 +52,8 @@ mod tests {
         assert_eq!(first, FROZEN);
         assert_eq!(name_hash("rung-0"), FROZEN_NAME);
     }
-    const FROZEN: [usize; 16] = [9; 16];
-    const FROZEN_NAME: u64 = 0;
+    const FROZEN: [usize; 16] = [0, 1, 0, 2, 2, 2, 0, 0, 2, 0, 2, 1, 0, 2, 0, 2];
+    const FROZEN_NAME: u64 = 8985022066680774808;
 
     #[test]
     fn shares_follow_weights() {

@@ -1,4 +1,4 @@
-use super::{HashedFailover, LadderError, Rung, rung::check, service::Options};
+use super::{HashedFailover, LadderError, Rung, patience::Patience, rung::check};
 use crate::{classify::DefaultClassifier, retry::CloneRequest};
 use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
@@ -7,7 +7,7 @@ use tower_layer::Layer;
 /// [module](super).
 pub struct HashedFailoverLayer<L, Req, R = CloneRequest, C = DefaultClassifier> {
     rungs: Arc<[Rung<L, Req>]>,
-    options: Options,
+    patience: Patience,
     resend: R,
     classify: C,
 }
@@ -19,7 +19,7 @@ impl<L, Req> HashedFailoverLayer<L, Req> {
         check(&rungs)?;
         Ok(HashedFailoverLayer {
             rungs,
-            options: Options::default(),
+            patience: Patience::default(),
             resend: CloneRequest,
             classify: DefaultClassifier::default(),
         })
@@ -30,27 +30,27 @@ impl<L, Req, R, C> HashedFailoverLayer<L, Req, R, C> {
     /// How long a task waits for a slot in one tier before it also queues at the next. Default 500 ms.
     #[must_use]
     pub fn slot_patience(mut self, patience: Duration) -> Self {
-        self.options.slot_patience = patience;
+        self.patience.slot = patience;
         self
     }
 
     /// Up to which wait a pause is sat out instead of left for the next tier. Default 2 s.
     #[must_use]
     pub fn hint_patience(mut self, patience: Duration) -> Self {
-        self.options.hint_patience = patience;
+        self.patience.hint = patience;
         self
     }
 
     /// How a request is kept for the next rung.
     #[must_use]
     pub fn resend<R2>(self, resend: R2) -> HashedFailoverLayer<L, Req, R2, C> {
-        HashedFailoverLayer { rungs: self.rungs, options: self.options, resend, classify: self.classify }
+        HashedFailoverLayer { rungs: self.rungs, patience: self.patience, resend, classify: self.classify }
     }
 
     /// With another classifier.
     #[must_use]
     pub fn classify<D>(self, classify: D) -> HashedFailoverLayer<L, Req, R, D> {
-        HashedFailoverLayer { rungs: self.rungs, options: self.options, resend: self.resend, classify }
+        HashedFailoverLayer { rungs: self.rungs, patience: self.patience, resend: self.resend, classify }
     }
 }
 
@@ -58,7 +58,7 @@ impl<L, Req, R: Clone, C: Clone> Clone for HashedFailoverLayer<L, Req, R, C> {
     fn clone(&self) -> Self {
         HashedFailoverLayer {
             rungs: self.rungs.clone(),
-            options: self.options,
+            patience: self.patience,
             resend: self.resend.clone(),
             classify: self.classify.clone(),
         }
@@ -69,7 +69,7 @@ impl<L, Req, R, C> fmt::Debug for HashedFailoverLayer<L, Req, R, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HashedFailoverLayer")
             .field("rungs", &self.rungs)
-            .field("options", &self.options)
+            .field("patience", &self.patience)
             .finish_non_exhaustive()
     }
 }
@@ -78,6 +78,6 @@ impl<S: Clone, L: Layer<S>, Req, R: Clone, C: Clone> Layer<S> for HashedFailover
     type Service = HashedFailover<L::Service, Req, R, C>;
     fn layer(&self, inner: S) -> Self::Service {
         let rungs = self.rungs.iter().map(|rung| rung.with(rung.with.layer(inner.clone())));
-        HashedFailover::build(rungs, self.options, self.resend.clone(), self.classify.clone())
+        HashedFailover::build(rungs, self.patience, self.resend.clone(), self.classify.clone())
     }
 }

@@ -53,6 +53,7 @@ mod error;
 mod future;
 mod hash;
 mod layer;
+mod patience;
 mod rung;
 mod service;
 mod wait;

@@ -1,4 +1,4 @@
-use super::{LadderError, ResponseFuture, Rung, future, rung::check};
+use super::{LadderError, ResponseFuture, Rung, future, patience::Patience, rung::check};
 use crate::{
     BoxError, Classify, HasTask, Key, Task,
     classify::DefaultClassifier,
@@ -28,21 +28,9 @@ pub struct HashedFailover<S, Req, R = CloneRequest, C = DefaultClassifier> {
 pub(super) struct Ladder<S, Req> {
     // Behind a mutex only to be `Sync`: a rung's service is cloned for each call, never called here.
     pub(super) rungs: Box<[Rung<Mutex<S>, Req>]>,
-    pub(super) options: Options,
+    pub(super) patience: Patience,
     name: Arc<str>,
     untasked: AtomicU64,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Options {
-    pub(super) slot_patience: Duration,
-    pub(super) hint_patience: Duration,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { slot_patience: Duration::from_millis(500), hint_patience: Duration::from_secs(2) }
-    }
 }
 
 impl<S, Req> HashedFailover<S, Req> {
@@ -50,7 +38,7 @@ impl<S, Req> HashedFailover<S, Req> {
     pub fn new(rungs: impl IntoIterator<Item = Rung<S, Req>>) -> Result<Self, LadderError> {
         let rungs: Vec<_> = rungs.into_iter().collect();
         check(&rungs)?;
-        Ok(HashedFailover::build(rungs, Options::default(), CloneRequest, DefaultClassifier::default()))
+        Ok(HashedFailover::build(rungs, Patience::default(), CloneRequest, DefaultClassifier::default()))
     }
 }
 
@@ -61,8 +49,8 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
     where
         S: Clone,
     {
-        let options = Options { slot_patience: patience, ..self.ladder.options };
-        self.with_options(options)
+        let patience = Patience { slot: patience, ..self.ladder.patience };
+        self.with_patience(patience)
     }
 
     /// Up to which wait a pause is sat out instead of left for the next tier. Default 2 s.
@@ -71,16 +59,16 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
     where
         S: Clone,
     {
-        let options = Options { hint_patience: patience, ..self.ladder.options };
-        self.with_options(options)
+        let patience = Patience { hint: patience, ..self.ladder.patience };
+        self.with_patience(patience)
     }
 
-    fn with_options(self, options: Options) -> Self
+    fn with_patience(self, patience: Patience) -> Self
     where
         S: Clone,
     {
         let rungs = self.ladder.rungs.iter().map(|rung| rung.with(Mutex::new(copy(&rung.with)))).collect();
-        HashedFailover { ladder: Arc::new(Ladder::new(rungs, options)), ..self }
+        HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience)), ..self }
     }
 
     /// How a request is kept for the next rung.
@@ -99,12 +87,12 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
 impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
     pub(super) fn build(
         rungs: impl IntoIterator<Item = Rung<S, Req>>,
-        options: Options,
+        patience: Patience,
         resend: R,
         classify: C,
     ) -> Self {
         let rungs = rungs.into_iter().map(|rung| rung.map_with(Mutex::new)).collect();
-        HashedFailover { ladder: Arc::new(Ladder::new(rungs, options)), resend, classify }
+        HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience)), resend, classify }
     }
 }
 
@@ -113,8 +101,8 @@ fn copy<S: Clone>(service: &Mutex<S>) -> S {
 }
 
 impl<S, Req> Ladder<S, Req> {
-    fn new(rungs: Box<[Rung<Mutex<S>, Req>]>, options: Options) -> Self {
-        Ladder { rungs, options, name: "ladder".into(), untasked: AtomicU64::new(0) }
+    fn new(rungs: Box<[Rung<Mutex<S>, Req>]>, patience: Patience) -> Self {
+        Ladder { rungs, patience, name: "ladder".into(), untasked: AtomicU64::new(0) }
     }
 
     pub(super) fn name(&self) -> &Arc<str> {
@@ -193,7 +181,7 @@ impl<S, Req, R, C> fmt::Debug for HashedFailover<S, Req, R, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HashedFailover")
             .field("rungs", &self.ladder.rungs)
-            .field("options", &self.ladder.options)
+            .field("patience", &self.ladder.patience)
             .finish_non_exhaustive()
     }
 }

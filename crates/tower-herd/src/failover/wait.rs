@@ -1,7 +1,10 @@
 //! A task that no rung could take at once: in the queues of several rungs, served by whichever frees
 //! first.
 
-use super::service::Ladder;
+use super::{
+    patience::{Step, step},
+    service::Ladder,
+};
 use crate::{
     Clock, Key, Refusal, RefusalKind, Time,
     gate::{Claimed, Entry},
@@ -119,15 +122,12 @@ impl Waiting {
                 continue;
             }
             self.joined |= bit;
-            // Before it joins: the estimate is that of the place it will get.
-            let wait = rung.provider.estimate(now);
-            let limit = match rung.provider.paused() {
-                Some(_) => ladder.options.hint_patience,
-                None => ladder.options.slot_patience,
+            // Before it joins: the outlook is that of the place it will get.
+            let stay = match step(ladder.patience, Duration::ZERO, rung.provider.outlook(now)) {
+                Step::Overflow => Duration::ZERO,
+                Step::Stay(time) => time,
             };
-            // Who plainly cannot be served in time need not idle first.
-            let patient = if wait > limit { Duration::ZERO } else { limit };
-            patience = Some(patience.map_or(patient, |most| most.max(patient)));
+            patience = patience.max(Some(stay));
             self.places.push(Place { rung: i, not_before: Time::ZERO, entry: None });
         }
         if ladder.next(self.key, self.done | self.joined).is_some() {

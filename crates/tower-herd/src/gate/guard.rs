@@ -84,3 +84,48 @@ impl<H: Handle> fmt::Debug for Entry<H> {
         f.debug_tuple("Entry").field(&self.id).finish()
     }
 }
+
+/// One slot: dropped, it is given back. Outside tests the provider has a guard of its own.
+#[cfg(test)]
+#[must_use = "dropped, it is given back"]
+pub struct Permit<H: Handle> {
+    // None once it was left to linger
+    handle: Option<H>,
+}
+
+#[cfg(test)]
+impl<H: Handle> Permit<H> {
+    /// The guard of a slot that the caller has taken from this gate.
+    pub fn new(handle: H) -> Self {
+        let handle = Some(handle);
+        Permit { handle }
+    }
+
+    /// Takes a slot by [`Gate::try_acquire`].
+    pub fn try_acquire(handle: H) -> Result<Self, H> {
+        if handle.gate().try_acquire() { Ok(Permit::new(handle)) } else { Err(handle) }
+    }
+
+    /// Gives the slot back at `until`: its call was dropped, but may still run.
+    pub fn release_at(mut self, until: Time) {
+        if let Some(handle) = self.handle.take() {
+            handle.gate().release_at(until);
+        }
+    }
+}
+
+#[cfg(test)]
+impl<H: Handle> Drop for Permit<H> {
+    fn drop(&mut self) {
+        if let Some(handle) = &self.handle {
+            handle.gate().release();
+        }
+    }
+}
+
+#[cfg(test)]
+impl<H: Handle> fmt::Debug for Permit<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Permit")
+    }
+}

@@ -120,7 +120,7 @@ impl Line {
         rank + passed.sum::<usize>()
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(herd_loom)))]
     pub(super) fn agents(&self) -> usize {
         debug_assert_eq!(self.lanes.len(), self.turns.len());
         self.lanes.len()

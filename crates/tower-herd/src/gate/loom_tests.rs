@@ -45,7 +45,7 @@ impl Pacer for Fixed {
     }
 
     fn published(&self) -> Published {
-        Published { cap: self.cap, slow: self.slow || self.paused.is_some() }
+        Published { cap: self.cap, fast: self.cap, slow: self.slow || self.paused.is_some() }
     }
 }
 
@@ -82,7 +82,7 @@ impl Future for Acquire {
         loop {
             let entry = this.entry.as_mut().unwrap();
             match entry.poll_claim(this.now, cx) {
-                Claimed::Got((permit, ())) => return Poll::Ready(permit),
+                Claimed::Got((handle, ())) => return Poll::Ready(Permit::new(handle)),
                 Claimed::Wait { again_at: None } => return Poll::Pending,
                 Claimed::Wait { again_at: Some(instant) } => this.now = this.now.max(instant),
             }
@@ -137,12 +137,12 @@ fn contend(others: usize) {
 
 #[test]
 fn loom_two_tasks_one_slot() {
-    model(4, || contend(1));
+    model(8, || contend(1));
 }
 
 #[test]
 fn loom_three_tasks_one_slot() {
-    model(2, || contend(2));
+    model(3, || contend(2));
 }
 
 /// A head that is polled once and then dropped, called or not, races a release
@@ -163,7 +163,7 @@ fn cancel_head() {
 
 #[test]
 fn loom_cancelled_head_passes_on() {
-    model(3, cancel_head);
+    model(4, cancel_head);
 }
 
 /// The head was woken for certain before it is dropped.
@@ -182,7 +182,7 @@ fn cancel_called() {
 
 #[test]
 fn loom_cancelled_called_waiter_passes_on() {
-    model(4, cancel_called);
+    model(8, cancel_called);
 }
 
 fn shrink_and_grow() {
@@ -250,7 +250,7 @@ fn lift_pause() {
         let spec = Waiter { agent: None, class: Class::Interactive, now: Time::ZERO };
         let mut entry = Entry::enqueue(waiter, spec).unwrap();
         let claim = std::future::poll_fn(|cx| match entry.poll_claim(Time::ZERO, cx) {
-            Claimed::Got((permit, ())) => Poll::Ready(permit),
+            Claimed::Got((handle, ())) => Poll::Ready(Permit::new(handle)),
             Claimed::Wait { .. } => Poll::Pending,
         });
         drop(block_on(claim));
@@ -262,7 +262,7 @@ fn lift_pause() {
 
 #[test]
 fn loom_pause_lifted() {
-    model(4, lift_pause);
+    model(8, lift_pause);
 }
 
 /// Two waiters in a pause: one keeps the time, and calls the other.
@@ -348,6 +348,57 @@ fn loom_try_admit_races() {
     });
 }
 
+/// The fast path and the pacer compete for one slot: whoever was told yes is
+/// alone in it.
+#[test]
+fn loom_fast_and_slow_admission_share_the_ceiling() {
+    model(4, || {
+        let gate = gate(1);
+        let inside = Arc::new(AtomicUsize::new(0));
+        let (other, others) = (gate.clone(), inside.clone());
+        let enter = |gate: &G, inside: &AtomicUsize| {
+            assert_eq!(inside.fetch_add(1, SeqCst), 0);
+            inside.fetch_sub(1, SeqCst);
+            gate.release();
+        };
+        let task = thread::spawn(move || {
+            if other.try_acquire() {
+                enter(&other, &others);
+            }
+        });
+        if gate.try_admit(Time::ZERO).is_ok() {
+            enter(&gate, &inside);
+        }
+        task.join().unwrap();
+        all_out(&gate);
+    });
+}
+
+/// The waiter with the timer goes away in a pause: the one behind it gets it.
+#[test]
+fn loom_cancelled_timekeeper_passes_on() {
+    model(3, || {
+        let gate = gate(1);
+        let end = Time::ZERO.saturating_add(Duration::from_secs(1));
+        gate.with_pacer(|pacer| pacer.paused = Some(end));
+        let waiter = Waiter { agent: None, class: Class::Interactive, now: Time::ZERO };
+        let mut keeper = Entry::enqueue(gate.clone(), waiter).unwrap();
+        let again_at = Some(end);
+        let told = block_on(std::future::poll_fn(|cx| {
+            Poll::Ready(matches!(
+                keeper.poll_claim(Time::ZERO, cx),
+                Claimed::Wait { again_at: at } if at == again_at
+            ))
+        }));
+        assert!(told);
+        let behind = gate.clone();
+        let behind = thread::spawn(move || drop(block_on(acquire(&behind))));
+        drop(keeper);
+        behind.join().unwrap();
+        all_out(&gate);
+    });
+}
+
 /// The cells that calls write inside their slots are seen by the next: the word
 /// orders them, not only counts them.
 #[test]
@@ -411,6 +462,12 @@ fn loom_catches_silent_change() {
     let model = "loom_shrink_and_grow_while_out";
     catches(model, Fault::SilentChange, "deadlock");
     catches("loom_pause_lifted", Fault::SilentChange, "deadlock");
+}
+
+#[test]
+fn loom_catches_asking_once() {
+    let model = "loom_shrink_and_grow_while_out";
+    catches(model, Fault::AskOnce, "deadlock");
 }
 
 #[test]

@@ -52,10 +52,14 @@ mod model_tests;
 mod queue_tests;
 #[cfg(all(test, not(herd_loom)))]
 mod tests;
+#[cfg(all(test, not(herd_loom)))]
+mod trial;
 
 use std::{fmt, sync::PoisonError, task::Context, time::Duration};
 
-pub use guard::{Entry, Handle, Served};
+#[cfg(test)]
+use guard::Permit;
+pub use guard::{Entry, Handle};
 pub use queue::{Class, EntryId, Full, QueueConfig, Waiter};
 pub use word::MAX_CAP;
 
@@ -98,6 +102,8 @@ pub struct Published {
     /// [`Pacer::admit`] must be asked for each call. Whoever may refuse below
     /// `cap` sets it, or the fast path admits without a question.
     pub slow: bool,
+    /// Below this many in flight a call is admitted without asking. At most `cap`.
+    pub fast: u32,
 }
 
 /// The answer to a poll.
@@ -143,8 +149,8 @@ impl<P: Pacer> Gate<P> {
     /// A gate with nobody in it.
     pub fn new(pacer: P, config: QueueConfig) -> Self {
         let inner = Inner::new(pacer, config);
-        let (cap, flags) = inner.desired();
-        Gate { word: Word::new(cap, flags), inner: Mutex::new(inner) }
+        let (cap, fast, flags) = inner.desired();
+        Gate { word: Word::new(cap, fast, flags), inner: Mutex::new(inner) }
     }
 
     /// Takes a slot if one is free, nobody waits and the pacer need not be
@@ -214,10 +220,9 @@ impl<P: Pacer> Gate<P> {
 
     /// Changes the pacer. Once this has returned the new ceiling and flag are
     /// in force, and those who may go now have been woken.
-    pub fn with_pacer<R>(&self, change: impl FnOnce(&mut P, Load) -> R) -> R {
+    pub fn with_pacer<R>(&self, change: impl FnOnce(&mut P) -> R) -> R {
         self.locked(|inner, wakes| {
-            let load = Load { busy: self.word.load().busy(), waiting: inner.queue.len() };
-            let result = change(&mut inner.pacer, load);
+            let result = change(&mut inner.pacer);
             inner.pacer_changed();
             if fault(Fault::SilentChange) {
                 inner.publish(&self.word);
@@ -228,10 +233,21 @@ impl<P: Pacer> Gate<P> {
         })
     }
 
-    /// Reads the pacer. Wakes nobody.
-    pub fn read_pacer<R>(&self, read: impl FnOnce(&P, Load) -> R) -> R {
+    /// [`with_pacer`](Self::with_pacer), told who is in the gate.
+    pub fn change<R>(&self, change: impl FnOnce(&mut P, Load) -> R) -> R {
+        self.locked(|inner, wakes| {
+            let load = Load { busy: self.word.load().busy(), waiting: inner.queue.len() };
+            let result = change(&mut inner.pacer, load);
+            inner.pacer_changed();
+            inner.settle(&self.word, None, wakes);
+            result
+        })
+    }
+
+    /// [`read_pacer`](Self::read_pacer), told who is in the gate.
+    pub fn look<R>(&self, look: impl FnOnce(&P, Load) -> R) -> R {
         let inner = self.lock();
-        read(&inner.pacer, Load { busy: self.word.load().busy(), waiting: inner.queue.len() })
+        look(&inner.pacer, Load { busy: self.word.load().busy(), waiting: inner.queue.len() })
     }
 
     /// Whether the pacer must be asked for each admission.
@@ -243,6 +259,11 @@ impl<P: Pacer> Gate<P> {
     /// Changes the bound of the queue and the age of a batch waiter.
     pub fn configure(&self, bound: usize, age: Duration) {
         self.locked(|inner, _| inner.queue.configure(bound, age));
+    }
+
+    /// Reads the pacer. Wakes nobody.
+    pub fn read_pacer<R>(&self, read: impl FnOnce(&P) -> R) -> R {
+        read(&self.lock().pacer)
     }
 
     /// Joins the queue. To be polled at once, and cancelled if given up.

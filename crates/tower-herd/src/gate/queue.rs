@@ -342,7 +342,7 @@ impl Queue {
         Some(self.entries[id.class()].get(&id.0)?.place)
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(herd_loom)))]
     pub(super) fn agents(&self) -> usize {
         self.lines.iter().map(Line::agents).sum()
     }

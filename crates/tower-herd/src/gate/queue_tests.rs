@@ -10,9 +10,8 @@ use crate::clock::Time;
 const AGE: u64 = 50;
 
 fn queue() -> Queue {
-    let mut config = QueueConfig::default();
-    config.age = Duration::from_nanos(AGE);
-    Queue::new(config)
+    let age = Duration::from_nanos(AGE);
+    Queue::new(QueueConfig { age, ..QueueConfig::default() })
 }
 
 #[derive(Clone, Debug)]

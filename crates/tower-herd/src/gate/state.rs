@@ -14,6 +14,7 @@ use super::{
     Blocked, Claimed, Pacer,
     linger::Lingering,
     queue::{EntryId, Queue, QueueConfig},
+    sync::{Fault, fault},
     word::{Bits, LINGERING, MAX_CAP, SLOW, WAITING, Word},
 };
 use crate::clock::Time;
@@ -80,7 +81,7 @@ impl<P: Pacer> Inner<P> {
     }
 
     /// Ceiling and flags as they should be now.
-    pub(super) fn desired(&self) -> (u32, u64) {
+    pub(super) fn desired(&self) -> (u32, u32, u64) {
         let published = self.pacer.published();
         let mut flags = 0;
         if !self.queue.is_empty() {
@@ -92,12 +93,12 @@ impl<P: Pacer> Inner<P> {
         if self.lingering.len() > 0 {
             flags |= LINGERING;
         }
-        (published.cap.min(self.limit), flags)
+        (published.cap.min(self.limit), published.fast, flags)
     }
 
     pub(super) fn publish(&self, word: &Word) -> Bits {
-        let (cap, flags) = self.desired();
-        word.publish(cap, flags)
+        let (cap, fast, flags) = self.desired();
+        word.publish(cap, fast, flags)
     }
 
     /// Time passes: slots end their lingering, a pause is over, the absent lapse.
@@ -157,7 +158,7 @@ impl<P: Pacer> Inner<P> {
         let free = bits.free();
         let wanted = match free {
             _ if self.blocked.is_some() => 0,
-            free if bits.has(SLOW) => free.min(1),
+            free if bits.has(SLOW) || bits.busy() >= bits.fast() => free.min(1),
             free => free,
         };
         while self.queue.called() < wanted as usize {
@@ -225,7 +226,7 @@ impl<P: Pacer> Inner<P> {
             // An instant that has come would be asked for again at once.
             Err(Blocked::Until(at)) => {
                 let next = Time::from_nanos(self.now.as_nanos().saturating_add(1));
-                Err(Some(Blocked::Until(at)))
+                Err(Some(Blocked::Until(at.max(next))))
             }
             Err(Blocked::Slot) => Err(Some(Blocked::Slot)),
         }
@@ -257,6 +258,9 @@ impl<P: Pacer> Inner<P> {
                     self.queue.put_back(id);
                     self.blocked = blocked;
                     bits = self.settle(word, Some(id), wakes);
+                    if fault(Fault::AskOnce) {
+                        break;
+                    }
                 }
             }
         }
@@ -294,8 +298,8 @@ impl<P: Pacer> Inner<P> {
             None if self.queue.is_awaited() => Err(Blocked::Slot),
             None => {
                 // Holds off the fast path: what the pacer is told stays true.
-                let (cap, flags) = self.desired();
-                word.publish(cap, flags | WAITING);
+                let (cap, fast, flags) = self.desired();
+                word.publish(cap, fast, flags | WAITING);
                 self.ask(word).map_err(|no| no.unwrap_or(Blocked::Slot))
             }
         };

@@ -20,6 +20,9 @@ pub(super) enum Fault {
     SilentChange,
     /// A release looks for waiters before it gives back, in two steps.
     EarlyLook,
+    /// A waiter that was called in its own poll asks once only (a mistake that
+    /// was made here, and that the shrink model found).
+    AskOnce,
 }
 
 #[cfg(not(herd_loom))]

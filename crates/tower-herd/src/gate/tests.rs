@@ -10,66 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::*;
-
-/// A pacer for tests: a ceiling, and whatever else is set.
-#[derive(Clone, Debug)]
-pub(super) struct Trial {
-    pub(super) cap: u32,
-    pub(super) spacing: Duration,
-    /// A second ceiling that is not published.
-    pub(super) inner: Option<u32>,
-    paused: Option<Time>,
-    next: Time,
-    pub(super) asked: u32,
-}
-
-impl Trial {
-    pub(super) fn fixed(cap: u32) -> Self {
-        Trial { cap, spacing: Duration::ZERO, inner: None, paused: None, next: Time::ZERO, asked: 0 }
-    }
-
-    pub(super) fn pause(&mut self, until: Time) {
-        self.paused = Some(until);
-    }
-}
-
-impl Pacer for Trial {
-    type Admitted = ();
-
-    fn admit(&mut self, now: Time, busy: u32, _: usize) -> Result<(), Blocked> {
-        self.asked += 1;
-        match self.paused {
-            Some(until) if now < until => return Err(Blocked::Until(until)),
-            _ => self.paused = None,
-        }
-        if self.inner.is_some_and(|inner| busy >= inner) {
-            return Err(Blocked::Slot);
-        }
-        if self.spacing > Duration::ZERO {
-            if now < self.next {
-                return Err(Blocked::Until(self.next));
-            }
-            self.next = now.saturating_add(self.spacing);
-        }
-        Ok(())
-    }
-
-    fn published(&self) -> Published {
-        Published {
-            cap: self.cap,
-            slow: self.paused.is_some() || self.inner.is_some() || self.spacing > Duration::ZERO,
-        }
-    }
-}
-
-impl<P: Pacer> Gate<P> {
-    /// Nothing is kept of agents without waiters.
-    pub(super) fn check_queue(&self) {
-        let inner = self.lock();
-        assert!(inner.queue.agents() <= inner.queue.len());
-    }
-}
+use super::{trial::Trial, *};
 
 #[derive(Default)]
 struct Count(AtomicUsize);
@@ -135,14 +76,14 @@ fn told(at: Time) -> Claimed<()> {
 
 #[test]
 fn the_word_keeps_its_parts_apart() {
-    let word = Word::new(u32::MAX, 0);
+    let word = Word::new(u32::MAX, u32::MAX, 0);
     assert_eq!(word.load().cap(), MAX_CAP);
     assert!(word.try_acquire());
-    let bits = word.publish(3, WAITING | SLOW | LINGERING);
+    let bits = word.publish(3, 3, WAITING | SLOW | LINGERING);
     assert_eq!((bits.cap(), bits.busy(), bits.free()), (3, 1, 2));
     assert!(bits.has(WAITING) && bits.has(SLOW) && bits.has(LINGERING));
     assert!(!word.try_acquire());
-    let bits = word.publish(0, 0);
+    let bits = word.publish(0, 0, 0);
     assert_eq!((bits.cap(), bits.busy(), bits.free()), (0, 1, 0));
     assert!(!bits.has(WAITING | SLOW | LINGERING));
     word.release(1);
@@ -305,6 +246,32 @@ fn a_pacer_that_wants_a_slot_to_free_is_asked_then() {
 }
 
 #[test]
+fn a_changed_ceiling_asks_a_pacer_that_wants_a_slot() {
+    let gate = gate(9);
+    gate.with_pacer(|pacer| pacer.inner = Some(0));
+    let first = waiter(&gate, spec(0, Interactive, T0));
+    gate.set_cap(8);
+    assert_eq!(first.woken(), 1);
+    first.waits(&gate, T0);
+    // what it said to one who left says nothing of what frees unseen
+    gate.with_pacer(|pacer| pacer.inner = Some(1));
+    assert_eq!(first.poll(&gate, T0), GOT);
+    let second = waiter(&gate, spec(0, Interactive, T0));
+    gate.cancel(second.id);
+    gate.release();
+    assert_eq!(gate.try_admit(T0), Ok(()));
+}
+
+#[test]
+fn an_instant_that_has_come_is_no_reason_to_spin() {
+    let gate = gate(1);
+    gate.with_pacer(|pacer| pacer.late = true);
+    let id = gate.enqueue(spec(0, Interactive, T0)).unwrap();
+    let hand = Hand { id, count: Arc::default() };
+    assert_eq!(hand.poll(&gate, secs(1)), told(Time::from_nanos(1_000_000_001)));
+}
+
+#[test]
 fn lingering_slots_count_until_their_instant() {
     let gate = gate(2);
     assert!(gate.try_acquire() && gate.try_acquire());
@@ -341,6 +308,20 @@ fn a_full_queue_refuses() {
     assert_eq!(gate.enqueue(spec(2, Interactive, T0)), Err(Full));
     gate.cancel(first);
     assert!(gate.enqueue(spec(2, Interactive, T0)).is_ok());
+}
+
+/// The newcomers may be the only ones who bring a clock.
+#[test]
+fn a_full_queue_of_absent_waiters_calls_the_next() {
+    let config = QueueConfig { bound: 2, ..QueueConfig::default() };
+    let gate = Gate::new(Trial::fixed(1), config);
+    assert!(gate.try_acquire());
+    let [absent, next] = [0, 1].map(|agent| waiter(&gate, spec(agent, Interactive, T0)));
+    gate.release();
+    for at in 1..=2 {
+        assert_eq!(gate.enqueue(spec(2, Interactive, secs(at))), Err(Full));
+    }
+    assert_eq!((absent.woken(), next.woken()), (1, 1));
 }
 
 #[test]
@@ -400,9 +381,10 @@ fn guards_give_back() {
     let mut cx = Context::from_waker(waker);
     assert!(matches!(entry.poll_claim(T0, &mut cx), Claimed::Wait { .. }));
     drop(held);
-    let Claimed::Got((permit, ())) = entry.poll_claim(T0, &mut cx) else {
+    let Claimed::Got((handle, ())) = entry.poll_claim(T0, &mut cx) else {
         panic!("not served");
     };
+    let permit = Permit::new(handle);
     drop(entry);
     permit.release_at(secs(1));
     assert_eq!((gate.busy(), gate.waiting()), (1, 0));

@@ -1,4 +1,4 @@
-//! The one word that decides: `cap:31 | waiting:1 | slow:1 | lingering:1 | busy:30`.
+//! The one word that decides: `cap:20 | fast:20 | waiting:1 | slow:1 | lingering:1 | busy:21`.
 //!
 //! Ceiling and use live in one atomic, so that "shrink" and "admit" are one
 //! linear order: after a shrink nobody enters on the old ceiling. The flags are
@@ -6,24 +6,26 @@
 //! between its look and its step. A release is `busy - 1`, never `free + 1`, so
 //! a slot taken under a larger ceiling does not mint one under a smaller.
 //!
-//! Whatever but `busy` changes only under the lock of the gate.
+//! `fast` is up to where the fast path admits without asking the pacer; it is never
+//! above `cap`. Whatever but `busy` changes only under the lock of the gate.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use super::sync::{AtomicU64, Fault, fault};
 
-const BUSY: u64 = (1 << 30) - 1;
-const CAP_SHIFT: u32 = 33;
+const BUSY: u64 = (1 << 21) - 1;
+const FAST_SHIFT: u32 = 24;
+const CAP_SHIFT: u32 = 44;
 
 /// Somebody waits (or is being asked for under the lock): nobody passes.
-pub(super) const WAITING: u64 = 1 << 32;
+pub(super) const WAITING: u64 = 1 << 23;
 /// The pacer wants to be asked.
-pub(super) const SLOW: u64 = 1 << 31;
+pub(super) const SLOW: u64 = 1 << 22;
 /// Some of the busy slots end by themselves.
-pub(super) const LINGERING: u64 = 1 << 30;
+pub(super) const LINGERING: u64 = 1 << 21;
 
 /// The largest ceiling; a larger one is taken for this.
-pub const MAX_CAP: u32 = BUSY as u32;
+pub const MAX_CAP: u32 = (1 << 20) - 1;
 
 /// One reading of the word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,11 @@ pub(super) struct Bits(u64);
 impl Bits {
     pub(super) fn cap(self) -> u32 {
         (self.0 >> CAP_SHIFT) as u32
+    }
+
+    /// Up to where nobody needs to ask.
+    pub(super) fn fast(self) -> u32 {
+        (self.0 >> FAST_SHIFT) as u32 & MAX_CAP
     }
 
     pub(super) fn busy(self) -> u32 {
@@ -53,15 +60,15 @@ impl Bits {
 pub(super) struct Word(AtomicU64);
 
 impl Word {
-    pub(super) fn new(cap: u32, flags: u64) -> Self {
-        Word(AtomicU64::new(pack(cap) | flags))
+    pub(super) fn new(cap: u32, fast: u32, flags: u64) -> Self {
+        Word(AtomicU64::new(pack(cap, fast) | flags))
     }
 
     pub(super) fn load(&self) -> Bits {
         Bits(self.0.load(Acquire))
     }
 
-    /// The fast path: one slot if one is free and no flag forbids it.
+    /// The fast path: one slot if few enough are out and no flag forbids it.
     #[inline]
     pub(super) fn try_acquire(&self) -> bool {
         let mut forbidding = WAITING | SLOW;
@@ -73,7 +80,7 @@ impl Word {
         }
         let mut now = self.0.load(Relaxed);
         loop {
-            if now & forbidding != 0 || Bits(now).free() == 0 {
+            if now & forbidding != 0 || Bits(now).busy() >= Bits(now).fast() {
                 return false;
             }
             match self.0.compare_exchange_weak(now, now + 1, AcqRel, Relaxed) {
@@ -104,10 +111,10 @@ impl Word {
     }
 
     /// Sets ceiling and flags, leaves the slots; under the lock. What it says then.
-    pub(super) fn publish(&self, cap: u32, flags: u64) -> Bits {
+    pub(super) fn publish(&self, cap: u32, fast: u32, flags: u64) -> Bits {
         let mut now = self.0.load(Acquire);
         loop {
-            let next = pack(cap) | flags | (now & BUSY);
+            let next = pack(cap, fast) | flags | (now & BUSY);
             if next == now {
                 return Bits(now);
             }
@@ -119,6 +126,7 @@ impl Word {
     }
 }
 
-fn pack(cap: u32) -> u64 {
-    u64::from(cap.min(MAX_CAP)) << CAP_SHIFT
+fn pack(cap: u32, fast: u32) -> u64 {
+    let cap = cap.min(MAX_CAP);
+    u64::from(cap) << CAP_SHIFT | u64::from(fast.min(cap)) << FAST_SHIFT
 }

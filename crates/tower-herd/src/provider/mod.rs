@@ -48,7 +48,7 @@ pub(crate) use wait::{Admission, WaitFor};
 use crate::{
     Clock, Time,
     gate::{Gate, Handle, QueueConfig},
-    observe::{Event, Observe},
+    observe::Event,
     random::Seeds,
 };
 use control::Control;
@@ -94,6 +94,17 @@ pub(crate) struct Core {
     durations: Mutex<Durations>,
     aborts: std::sync::atomic::AtomicBool,
     last_bare: Mutex<Option<(Arc<str>, Time)>>,
+}
+
+/// What somebody who joins a provider's queue has to expect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outlook {
+    /// What is left of its pause.
+    pub(crate) pause: Duration,
+    /// Until its turn, the pause aside.
+    pub(crate) queue: Duration,
+    /// How long a call takes there, once that is known.
+    pub(crate) latency: Option<Duration>,
 }
 
 impl Handle for Arc<Core> {
@@ -145,7 +156,7 @@ impl Core {
 
     /// Changes the control under the gate's lock and publishes what the fast paths go by.
     fn control<R>(&self, change: impl FnOnce(&mut Control, u32, usize) -> R) -> R {
-        let (result, from, to) = self.gate.with_pacer(|control, load| {
+        let (result, from, to) = self.gate.change(|control, load| {
             let from = control.ceiling();
             let result = change(control, load.busy, load.waiting);
             self.interest.store(control.interest(), Ordering::Relaxed);
@@ -255,7 +266,7 @@ impl Provider {
             scope.change(|pause| pause.clear(now));
         } else {
             self.core.root.change(|pause| pause.clear(now));
-            self.core.control(|control, _, _| control.clear_pause(now));
+            self.core.control(|control, _, _| control.pause_clear(now));
         }
     }
 
@@ -331,10 +342,18 @@ impl Provider {
 
     /// How long a call that joins the queue now would wait, as far as one can tell.
     pub(crate) fn estimate(&self, now: Time) -> Duration {
+        let outlook = self.outlook(now);
+        outlook.pause.saturating_add(outlook.queue)
+    }
+
+    /// What a call that joins the queue now has before it.
+    pub(crate) fn outlook(&self, now: Time) -> Outlook {
         let pause = self.paused_at(now).map_or(Duration::ZERO, |(until, _)| until.saturating_since(now));
-        let queue =
-            self.core.gate.read_pacer(|control, load| control.estimate_wait(now, load.waiting, load.busy));
-        pause.max(queue)
+        self.core.gate.look(|control, load| {
+            let wait = control.estimate_wait(now, load.waiting, load.busy);
+            let own = control.paused_until(now).map_or(Duration::ZERO, |until| until.saturating_since(now));
+            Outlook { pause, queue: wait.saturating_sub(own), latency: control.latency() }
+        })
     }
 }
 

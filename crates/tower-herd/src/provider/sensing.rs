@@ -43,6 +43,7 @@ impl Provider {
                 stamp: core.stamp.load(Ordering::Acquire),
                 rank: core.gate.busy(),
                 at,
+                first: false,
             }),
             began: at,
             root: core.root.generation(),
@@ -110,7 +111,7 @@ impl Sensing {
         let ended = core.root.wants_success() && core.root.change(|pause| pause.succeeded(now, self.root));
         core.control(|control, busy, waiting| {
             if ended {
-                control.clear_pause(now);
+                control.pause_clear(now);
             }
             control.on_success(now, self.admitted, busy, waiting, None, signal.quota.map(Into::into));
         });
@@ -141,7 +142,7 @@ impl Sensing {
                 core.throttled.fetch_add(1, Ordering::Relaxed);
                 self.throttled(now, signal);
             }
-            Kind::Overloaded => self.throttled(now, signal),
+            Kind::Overloaded => self.overloaded(now, signal),
             Kind::Depleted => self.long_pause(now, signal, PauseReason::Depleted),
             Kind::Misconfigured => self.long_pause(now, signal, PauseReason::Misconfigured),
             _ => core.control(|control, busy, _| control.on_failed(now, self.admitted, busy)),
@@ -153,10 +154,6 @@ impl Sensing {
         let scope = self.provider.scope.as_deref().filter(|_| signal.reach == Reach::Scope);
         let (wait, reason) = match signal.pushback {
             Pushback::After(wait) => (wait, PauseReason::Hint),
-            // Overload without a hint does not say that the next call comes too early.
-            Pushback::None | Pushback::Never if signal.kind == Kind::Overloaded => {
-                (Duration::ZERO, PauseReason::Bare)
-            }
             Pushback::None | Pushback::Never => {
                 let sent = if scope.is_some() { self.scope } else { self.root };
                 let wait = scope.unwrap_or(&core.root).change(|pause| pause.bare(sent));
@@ -164,15 +161,27 @@ impl Sensing {
             }
         };
         // The cut first: the pause that follows knows the ceiling it ends under.
-        let whole = scope.is_none();
-        core.control(|control, busy, _| {
-            control.on_throttled(now, self.admitted, busy, Some(if whole { wait } else { Duration::ZERO }))
+        core.control(|control, busy, _| match scope {
+            None => control.on_throttled(now, self.admitted, busy, Some(wait)),
+            Some(_) => control.on_throttled_in_part(now, self.admitted, busy, wait),
         });
         if !wait.is_zero() {
             self.provider.note_pause(now, wait, reason, scope);
         }
         if let (Some(scope), PauseReason::Bare) = (scope, reason) {
             self.second_scope(now, wait, scope);
+        }
+    }
+
+    /// Overload without a hint does not say that the next call comes too early: it cuts only.
+    fn overloaded(&self, now: Time, signal: &Signal) {
+        let scope = self.provider.scope.as_deref().filter(|_| signal.reach == Reach::Scope);
+        let hint = signal.pushback.wait();
+        self.provider.core.control(|control, busy, _| {
+            control.on_overloaded(now, self.admitted, busy, hint.filter(|_| scope.is_none()));
+        });
+        if let Some(wait) = hint.filter(|wait| !wait.is_zero()) {
+            self.provider.note_pause(now, wait, PauseReason::Hint, scope);
         }
     }
 

@@ -36,7 +36,11 @@
 //! [`Control::watches`] (if false, successes need not be reported, but for a sample of latencies).
 //! `busy` counts every admitted call that has not been settled, the settling one included.
 
-use crate::{Quota, Time, gate};
+mod adapt;
+#[cfg(test)]
+mod tests;
+
+use crate::Time;
 use std::time::Duration;
 
 /// What the owner of a provider may set.
@@ -52,6 +56,8 @@ pub struct Settings {
     pub bare: Duration,
     /// ... up to this.
     pub bare_max: Duration,
+    /// A rate that is known from the start.
+    pub rate: Option<Rate>,
     /// Growth probes are this many pauses apart: 20 bounds what failed probes cost at 5 %.
     pub probe_gap: u32,
 }
@@ -64,9 +70,17 @@ impl Default for Settings {
             max: None,
             bare: Duration::from_secs(1),
             bare_max: Duration::from_secs(30),
+            rate: None,
             probe_gap: 20,
         }
     }
+}
+
+/// A configured rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// One call in this time.
+    pub every: Duration,
 }
 
 /// What a call carries from its admission to its settlement.
@@ -78,6 +92,9 @@ pub struct Admitted {
     pub rank: u32,
     /// When (a coarse clock will do; `Time::ZERO` = unknown).
     pub at: Time,
+    /// No call had reached this rank since the last congestion event (false for calls that were
+    /// admitted without the mutex: they stay below what is warm).
+    pub first: bool,
 }
 
 /// Not now: ask again at this instant, or (`None`) when a call settles.
@@ -97,10 +114,12 @@ pub struct LimitHeaders {
     pub resolution: Duration,
 }
 
-/// A full ceiling is released in no less than this: a fifth of it per 100 ms.
-const SPAN: Duration = Duration::from_millis(500);
-/// How long after a pause admissions are spaced at least.
-const SETTLE: Duration = Duration::from_secs(2);
+/// After a pause a full ceiling is released in no less than this: a sixth of it per 100 ms.
+const SPAN: Duration = Duration::from_millis(600);
+/// A rung that was idle is filled in no less than this.
+const COLD: Duration = Duration::from_millis(250);
+/// How long after a pause every admission is spaced.
+const SETTLE: Duration = Duration::from_millis(2200);
 /// A release's window is at least this.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Until a reply tells, a call is taken to last this long (only for estimates).
@@ -114,7 +133,7 @@ const GROW: u32 = 3;
 /// The least time after which a call that was not refused counts as accepted.
 const ACCEPT: Duration = Duration::from_millis(100);
 /// Contradictions of "it limits concurrency" after which it is taken to limit the rate.
-const CONTRADICTIONS: u32 = 2;
+const CONTRADICTIONS: u32 = 6;
 
 /// The end of a pause.
 #[derive(Clone, Copy, Debug)]
@@ -197,9 +216,11 @@ pub struct Control {
     misses: u32,
     probe_at: Time,
     probe: Option<Probe>,
+    /// The time for a probe had come when last asked.
+    probe_due: bool,
     proven: u32,
-    /// The first call since the last event to reach the highest rank.
-    high: (u32, Time),
+    /// The highest rank reached since the last event.
+    high: u32,
     pause: Time,
     bare: u32,
     event: Option<Event>,
@@ -211,6 +232,12 @@ pub struct Control {
     latency: Option<Duration>,
     refusal: Option<Duration>,
     contradictions: u32,
+    /// The limit was seen from both sides.
+    exact: bool,
+    /// It is blurred: the provider counts calls a little longer than we do.
+    shaded: bool,
+    /// The limit before the probes under way.
+    base: u32,
     pace: Option<Pace>,
     told: Time,
     told_since: bool,
@@ -232,8 +259,9 @@ impl Control {
             misses: 0,
             probe_at: Time::ZERO,
             probe: None,
+            probe_due: false,
             proven: 0,
-            high: (0, Time::ZERO),
+            high: 0,
             pause: Time::ZERO,
             bare: 0,
             event: None,
@@ -244,10 +272,27 @@ impl Control {
             latency: None,
             refusal: None,
             contradictions: 0,
-            pace: None,
+            exact: false,
+            shaded: false,
+            base: 0,
+            pace: set.rate.map(|rate| {
+                // A second's worth at most in one burst: minutes are often counted by the second.
+                let gap = nanos(rate.every).max(1);
+                let burst = (1_000_000_000 / gap).max(1);
+                let tat = Time::ZERO;
+                Pace { gap, burst, tat, told: true, before: None, step: 5, raise_at: Time::ZERO }
+            }),
             told: Time::ZERO,
             told_since: false,
         }
+    }
+
+    /// Whether [`Control::admit`] may agree to one call above the ceiling, or wants to be asked soon.
+    #[must_use]
+    pub fn looks_above(&self) -> bool {
+        let verify = self.event.is_some_and(|e| !e.verified && e.admits == 0);
+        self.limit.is_some_and(|l| self.cap >= l && l < self.top())
+            && (self.probe.is_some() || verify || (self.probe_due && self.release.is_none()))
     }
 
     /// The ceiling in force.
@@ -312,21 +357,23 @@ impl Control {
         self.set.max.unwrap_or(u32::MAX).max(self.set.floor)
     }
 
-    fn span(&self, part: u32) -> Duration {
-        self.latency.map_or(SPAN, |l| SPAN.min(l / part))
+    /// `most`, or two thirds of a call's length if that is shorter: in which time a ceiling fills.
+    fn span(&self, most: Duration) -> Duration {
+        self.latency.map_or(most, |l| most.min(l / 3 * 2))
     }
 
     /// The least time between two admissions.
     fn spacing(&self, now: Time, busy: u32) -> Duration {
-        let full = self.span(2) / self.cap.max(1);
-        let Some(r) = self.release.filter(|r| now < r.until) else { return full };
+        let Some(r) = self.release.filter(|r| now < r.until) else {
+            return self.span(COLD) / self.cap.max(1);
+        };
         let space = if self.limit.is_none() && self.pace.is_none() {
-            let own = self.span(1) / r.proven.max(1);
+            let own = self.span(SPAN) / r.proven.max(1);
             return r.even.map_or(own, |e| e.min(own));
         } else if r.doubt {
-            self.span(2) / busy.clamp(self.plan(), self.cap)
+            self.span(SPAN) / busy.clamp(self.plan(), self.cap)
         } else {
-            full
+            self.span(SPAN) / self.cap.max(1)
         };
         // a bucket that filled up in the pause is not emptied at once
         space.max(Duration::from_nanos(self.pace.map_or(0, |p| p.gap / 2)))
@@ -356,6 +403,7 @@ impl Control {
             return Err(BlockedUntil(Some(self.pause)));
         }
         self.settle_probe(now);
+        self.probe_due = now >= self.probe_at;
         if let Some(r) = &mut self.release {
             if now >= r.until {
                 self.release = None;
@@ -399,9 +447,8 @@ impl Control {
         self.idle = None;
         self.last = Some(now);
         self.warm = self.warm.max(rank);
-        if rank > self.high.0 {
-            self.high = (rank, now);
-        }
+        let first = rank > self.high;
+        self.high = self.high.max(rank);
         if above {
             self.probe = Some(Probe { rank, at: now });
         }
@@ -412,7 +459,7 @@ impl Control {
             let margin = if p.told { p.gap / 64 } else { 0 };
             p.tat = Time::from_nanos(p.tat.max(now).as_nanos().saturating_add(p.gap).saturating_add(margin));
         }
-        Ok(Admitted { stamp: self.stamp, rank, at: now })
+        Ok(Admitted { stamp: self.stamp, rank, at: now, first })
     }
 
     /// All of the cap is in flight: is it time to try one above the limit?
@@ -454,11 +501,16 @@ impl Control {
             return;
         }
         self.limit = Some(rank);
-        self.misses = 0;
+        if rank > blur(self.base) {
+            // more than blur: the quota has grown
+            self.base = rank;
+            self.misses = 0;
+            self.shaded = false;
+        }
         if let Some(e) = &mut self.event {
             if now < self.pause.saturating_add(e.cost.saturating_mul(3)) {
                 // refused at this level a moment ago, accepted now
-                self.contradictions += 1;
+                self.contradictions += 2;
                 e.verified = false;
             }
         }
@@ -565,6 +617,16 @@ impl Control {
 
     /// A call was refused for flow control (a 429). `busy` includes it.
     pub fn on_throttled(&mut self, now: Time, call: Admitted, busy: u32, hint: Option<Duration>) {
+        self.throttled(now, call, busy, hint, true);
+    }
+
+    /// The same where only a part of the provider (a model, a route) is paused for `wait`, by
+    /// somebody else: it cuts, and pauses nothing here.
+    pub fn on_throttled_in_part(&mut self, now: Time, call: Admitted, busy: u32, wait: Duration) {
+        self.throttled(now, call, busy, Some(wait), false);
+    }
+
+    fn throttled(&mut self, now: Time, call: Admitted, busy: u32, hint: Option<Duration>, pauses: bool) {
         self.note_idle(now, busy);
         let came_back = u32::try_from(self.stamp.saturating_sub(call.stamp)).unwrap_or(u32::MAX);
         let served = call.rank.saturating_sub(1).saturating_sub(came_back);
@@ -583,8 +645,12 @@ impl Control {
             }
         });
         let doubt = if same { self.release.is_none_or(|r| r.doubt) } else { true };
-        self.set_pause(now, cost, doubt);
-        let cost = self.pause.saturating_since(now);
+        let cost = if pauses {
+            self.set_pause(now, cost, doubt);
+            self.pause.saturating_since(now)
+        } else {
+            cost.min(PAUSE_MAX)
+        };
         if same {
             if let Some(l) = self.limit {
                 if served >= 1 && served < l && self.pace.is_none() {
@@ -599,6 +665,9 @@ impl Control {
         self.cut = self.stamp;
         let sent = if call.at > Time::ZERO { call.at } else { now };
         let since = self.event.replace(Event { sent, cost, admits: 0, verified: false });
+        if since.is_some_and(|e| sent.saturating_since(e.sent) > self.gap(e.cost)) {
+            self.contradictions = 0;
+        }
         self.probe = None;
         if self.pace.is_some_and(|p| p.told) {
             if !self.told_rate_refused(now) {
@@ -616,40 +685,58 @@ impl Control {
                 self.rate_refused(now, sent, since);
             }
         }
-        self.high = (0, Time::ZERO);
+        self.high = 0;
         self.probe_at = self.pause.saturating_add(self.gap(cost));
     }
 
     /// The provider was serving `served` when it refused.
     fn cut_to(&mut self, served: u32, call: Admitted, since: Option<Event>) {
         let s = served.max(self.set.floor);
-        self.step = 1;
-        if let Some(l) = self.limit {
-            let near = s.abs_diff(l) <= (l / 10).max(1);
-            if near {
-                self.contradictions = 0;
-            }
-            if call.rank > l && s >= l {
-                // a probe failed: the limit is as it was
+        let step = std::mem::replace(&mut self.step, 1);
+        // Accepted up to here and refused at the first step beyond: that is the limit. Had this level
+        // been reached before, the limit fell, and nobody knows how far; or it is none on concurrency.
+        let some = since.is_none_or(|e| e.admits > 1);
+        let bracketed = call.first && some;
+        match self.limit {
+            Some(l) if call.rank > l && s >= l => {
+                // A probe failed: the limit is as it was. Where it is known to be blurred, what the
+                // probe gained within the blur is given back.
+                let l = if self.shaded && l <= blur(self.base) { self.base.min(l) } else { l };
                 self.misses = self.misses.saturating_add(1);
+                self.exact = true;
+                self.limit = Some(l);
                 self.cap = l;
                 if let Some(r) = &mut self.release {
                     r.doubt = false;
                 }
-                if let Some(e) = &mut self.event {
-                    e.verified = true;
+                if step == 1 {
+                    // at the first step: that confirms it
+                    self.contradictions = self.contradictions.saturating_sub(1);
+                    if let Some(e) = &mut self.event {
+                        e.verified = true;
+                    }
                 }
                 return;
             }
-            if !near && since.is_some_and(|e| e.admits > 1) {
+            Some(l) if s >= l - l / 4 && some && !call.first => {
+                // Refused where it was accepted a moment ago: the provider counts a finished call a
+                // little longer than we do, so what we saw in service is one below already.
                 self.contradictions += 1;
+                self.misses = self.misses.saturating_add(1);
+                self.shaded = true;
             }
+            Some(l) => {
+                if some && (!call.first || self.exact && s + 1 < l) {
+                    self.contradictions += 2;
+                }
+                self.misses = 0;
+                self.shaded = false;
+            }
+            None => self.misses = 0,
         }
-        self.misses = 0;
         self.limit = Some(s);
-        // Accepted up to here and refused at the first step beyond: that is the limit. Had it been
-        // here before, the limit fell, and nobody knows how far.
-        let bracketed = call.at > Time::ZERO && call.at <= self.high.1 && since.is_none_or(|e| e.admits > 1);
+        self.base = s;
+        self.exact = bracketed;
         if let Some(r) = &mut self.release {
             r.doubt = !bracketed;
         }
@@ -712,13 +799,22 @@ impl Control {
     }
 
     /// A call failed in a way that says nothing about limits.
-    pub fn on_failed(&mut self, now: Time, _call: Admitted, busy: u32) {
+    pub fn on_failed(&mut self, now: Time, call: Admitted, busy: u32) {
         self.note_idle(now, busy);
+        self.lose_probe(call);
     }
 
     /// A call was dropped (its slot may linger: then report it when the slot ends).
-    pub fn on_dropped(&mut self, now: Time, _call: Admitted, busy: u32) {
+    pub fn on_dropped(&mut self, now: Time, call: Admitted, busy: u32) {
         self.note_idle(now, busy);
+        self.lose_probe(call);
+    }
+
+    /// A probe that ended without a verdict proves nothing; another may go.
+    fn lose_probe(&mut self, call: Admitted) {
+        if self.probe.is_some_and(|p| p.rank == call.rank && p.at == call.at) {
+            self.probe = None;
+        }
     }
 
     fn note_idle(&mut self, now: Time, busy: u32) {
@@ -804,7 +900,7 @@ impl Control {
             if position < free {
                 releasing.map_or(Duration::ZERO, |_| self.spacing(start, busy).saturating_mul(position))
             } else {
-                turn.saturating_mul(position - free + 1)
+                turn.saturating_mul((position - free).saturating_add(1))
             }
         };
         if let Some(p) = &self.pace {
@@ -819,60 +915,14 @@ fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// What a limit of `l` may look like when calls are counted at slightly different times.
+fn blur(l: u32) -> u32 {
+    l.saturating_add(l / 8).saturating_add(2)
+}
+
 fn mean(old: Option<Duration>, new: Duration) -> Duration {
     match old {
         None => new,
         Some(o) => o.saturating_mul(7).saturating_add(new) / 8,
-    }
-}
-
-// ---- adapters
-impl From<&super::ProviderSettings> for Settings {
-    fn from(known: &super::ProviderSettings) -> Self {
-        Settings { start: known.start, floor: known.floor, max: known.ceiling, ..Settings::default() }
-    }
-}
-impl From<Quota> for LimitHeaders {
-    fn from(quota: Quota) -> Self {
-        LimitHeaders {
-            limit: quota.limit.into(),
-            remaining: quota.remaining.into(),
-            reset: quota.reset,
-            resolution: if quota.reset.subsec_nanos() == 0 {
-                Duration::from_secs(1)
-            } else {
-                Duration::from_millis(1)
-            },
-        }
-    }
-}
-impl gate::Pacer for Control {
-    type Admitted = Admitted;
-    fn admit(&mut self, now: Time, busy: u32, waiting: usize) -> Result<Admitted, gate::Blocked> {
-        Control::admit(self, now, busy, waiting)
-            .map_err(|BlockedUntil(at)| at.map_or(gate::Blocked::Slot, gate::Blocked::Until))
-    }
-    fn published(&self) -> gate::Published {
-        gate::Published { cap: self.cap, slow: self.slow() || self.warm < self.cap }
-    }
-}
-impl Control {
-    pub(super) fn interest(&self) -> u32 {
-        if self.bare > 0 || self.pace.is_some() || self.probe.is_some() {
-            return 0;
-        }
-        if self.limit == Some(self.cap) && self.proven > 0 {
-            return u32::MAX;
-        }
-        self.proven.saturating_add(1).min(self.cap)
-    }
-    pub(super) fn configure(&mut self, new: Settings) {
-        *self = Control::new(new);
-    }
-    pub(super) fn on_duration(&mut self, took: Duration) {
-        self.latency = Some(mean(self.latency, took));
-    }
-    pub(super) fn clear_pause(&mut self, now: Time) {
-        self.pause_clear(now)
     }
 }
