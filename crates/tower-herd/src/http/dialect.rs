@@ -9,11 +9,11 @@
 use super::{
     body::{self, Found, Says},
     grpc,
-    reset::Limits,
+    reset::{Limits, Requests},
     retry_after, value,
 };
-use crate::{Executed, Kind, Pushback, Reach, ResendAdvice, Signal};
-use http::{HeaderMap, HeaderValue, StatusCode};
+use crate::{Executed, Kind, Pushback, Quota, Reach, ResendAdvice, Signal};
+use http::{HeaderMap, HeaderValue, StatusCode, header::DATE};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What GitHub asks for when it speaks of its secondary limit.
@@ -25,60 +25,61 @@ const LONG: Duration = Duration::from_secs(15 * 60);
 /// compared with each other; without one the local wall clock. Neither is read before it is needed.
 #[derive(Clone, Copy)]
 pub(crate) struct Now<'a> {
-    date: Option<&'a HeaderValue>,
-    wall: fn() -> SystemTime,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) wall: fn() -> SystemTime,
 }
 
-impl<'a> Now<'a> {
-    #[cfg(test)]
-    pub(crate) fn of(headers: &'a HeaderMap, wall: fn() -> SystemTime) -> Self {
-        Now { date: headers.get(http::header::DATE), wall }
-    }
-
+impl Now<'_> {
     /// Time since the Unix epoch.
     pub(crate) fn get(&self) -> Duration {
-        let date = self.date.and_then(|date| value::http_date(date.as_bytes()));
+        let date = self.headers.get(DATE).and_then(|date| value::http_date(date.as_bytes()));
         date.unwrap_or_else(|| (self.wall)().duration_since(UNIX_EPOCH).unwrap_or_default())
     }
 }
 
-/// What one pass over the headers collects.
-struct Pass<'a> {
-    limits: Limits<'a>,
-    grpc: Option<&'a HeaderValue>,
-    now: Now<'a>,
-}
-
-#[inline]
-fn pass(headers: &HeaderMap, wall: fn() -> SystemTime) -> Pass<'_> {
-    let mut pass = Pass { limits: Limits::new(), grpc: None, now: Now { date: None, wall } };
+fn limits(headers: &HeaderMap) -> Limits<'_> {
+    let mut limits = Limits::new();
     for (name, value) in headers {
-        let name = name.as_str();
-        match name.as_bytes().first() {
-            Some(b'x' | b'a' | b'r') => pass.limits.add(name, value),
-            Some(b'd') if name == "date" => pass.now.date = Some(value),
-            Some(b'g') if name == grpc::STATUS => pass.grpc = Some(value),
-            _ => {}
-        }
+        limits.add(name.as_str(), value);
     }
-    pass
+    limits
 }
 
 /// What a reply says, as far as its head tells.
 #[inline]
 pub(crate) fn head(status: StatusCode, headers: &HeaderMap, wall: fn() -> SystemTime) -> Signal {
     if !is_success(status) {
-        return error(status, headers, None, wall);
+        error(status, headers, None, wall)
+    } else if headers.is_empty() {
+        Signal::new(Kind::Success)
+    } else {
+        success(headers, wall)
+    }
+}
+
+/// The one pass over the headers of a success: is it one for gRPC too, and what quota do they tell?
+#[inline(never)]
+fn success(headers: &HeaderMap, wall: fn() -> SystemTime) -> Signal {
+    let mut requests = Requests::default();
+    for (name, value) in headers {
+        let name = name.as_str();
+        if name == grpc::STATUS {
+            return grpc::signal(value, headers);
+        }
+        requests.add(name, value);
     }
     let success = Signal::new(Kind::Success);
-    if headers.is_empty() {
+    if !requests.any() {
         return success;
     }
-    let pass = pass(headers, wall);
-    if let Some(status) = pass.grpc {
-        return grpc::signal(status, headers);
-    }
-    if pass.limits.is_empty() { success } else { success.with_quota(pass.limits.quota(pass.now)) }
+    let now = Now { headers, wall };
+    success.with_quota(requests.quota(now).or_else(|| other_quota(headers, wall)))
+}
+
+#[cold]
+#[inline(never)]
+fn other_quota(headers: &HeaderMap, wall: fn() -> SystemTime) -> Option<Quota> {
+    limits(headers).quota(Now { headers, wall })
 }
 
 /// What an error reply says whose body, or the first part of it, has been read.
@@ -111,15 +112,17 @@ pub(crate) fn is_success(status: StatusCode) -> bool {
 }
 
 #[cold]
+#[inline(never)]
 fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn() -> SystemTime) -> Signal {
-    let pass = pass(headers, wall);
-    if let Some(status) = pass.grpc.filter(|status| grpc::code(status.as_bytes()) != 0) {
+    if let Some(status) = headers.get(grpc::STATUS).filter(|status| grpc::code(status.as_bytes()) != 0) {
         return grpc::signal(status, headers);
     }
     let found = found.unwrap_or_default();
-    let now = pass.now;
-    let inner = self::pass(&found.headers, wall);
-    let inner_now = Now { date: inner.now.date.or(now.date), wall };
+    let now = Now { headers, wall };
+    let limits = limits(headers);
+    // What a gateway got and forwards is read like its own, and by the clock of whoever dated it.
+    let inner_now =
+        if found.headers.contains_key(DATE) { Now { headers: &found.headers, wall } } else { now };
     let told = retry_after::told(headers, now)
         .or_else(|| found.wait().map(|when| when.wait(|| now.get())))
         .or_else(|| retry_after::told(&found.headers, inner_now));
@@ -127,7 +130,7 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
     let mut signal = match status.as_u16() {
         402 => Signal::new(Kind::Depleted),
         // Atlassian sends `Retry-After: 0` with every reply: only a real wait turns "no" into "not now".
-        403 if pass.limits.wait(now, false).is_some() || told.is_some_and(|wait| !wait.is_zero()) => {
+        403 if limits.wait(now, false).is_some() || told.is_some_and(|wait| !wait.is_zero()) => {
             Signal::new(Kind::Throttled)
         }
         401 | 403 => Signal::new(Kind::Misconfigured),
@@ -154,14 +157,14 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
     }
 
     let resets = |guess| {
-        let inner = inner.limits.wait(inner_now, guess);
-        inner.or_else(|| pass.limits.wait(now, guess))
+        let inner = self::limits(&found.headers).wait(inner_now, guess);
+        inner.or_else(|| limits.wait(now, guess))
     };
     let wait = match signal.kind {
         Kind::Throttled if found.secondary => told.or(Some(SECONDARY)),
         Kind::Throttled => {
             if told.is_none()
-                && let Some(wait) = pass.limits.long_wait(now)
+                && let Some(wait) = limits.long_wait(now)
             {
                 signal = Signal::new(Kind::Depleted).with_reach(Reach::Scope);
                 wait

@@ -67,11 +67,7 @@ impl<'a> Limits<'a> {
         Limits { buckets: [none; BUCKETS], len: 0, ietf: None, policy: None }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0 && self.ietf.is_none()
-    }
-
-    /// Takes a header whose name starts with `x`, `a` or `r`, if it is a limit header.
+    /// Takes a header, if it is about limits.
     #[inline]
     pub(crate) fn add(&mut self, name: &'a str, value: &'a HeaderValue) {
         let Some((family, tail)) = family(name) else { return };
@@ -233,17 +229,90 @@ impl Bucket<'_> {
     }
 }
 
+/// The bucket of requests, found in the one pass over the headers of a success. What it cannot tell
+/// by itself (another bucket is empty, there is none of requests) takes the full [`Limits`].
+#[derive(Default)]
+pub(crate) struct Requests<'a> {
+    limit: Option<&'a HeaderValue>,
+    remaining: Option<&'a HeaderValue>,
+    reset: Option<&'a HeaderValue>,
+    /// Dialect of the headers above; other dialects beside it set `others`.
+    form: u8,
+    others: bool,
+    any: bool,
+}
+
+impl<'a> Requests<'a> {
+    /// Takes a header, if it is about limits.
+    #[inline]
+    pub(crate) fn add(&mut self, name: &'a str, value: &'a HeaderValue) {
+        let Some((family, tail)) = family(name) else { return };
+        self.any = true;
+        let (slot, place) = match tail {
+            "-limit-requests" => (&mut self.limit, 1),
+            "-remaining-requests" => (&mut self.remaining, 1),
+            "-reset-requests" => (&mut self.reset, 1),
+            "-requests-limit" => (&mut self.limit, 2),
+            "-requests-remaining" => (&mut self.remaining, 2),
+            "-requests-reset" => (&mut self.reset, 2),
+            "-limit" => (&mut self.limit, 3),
+            "-remaining" => (&mut self.remaining, 3),
+            "-reset" => (&mut self.reset, 3),
+            _ => {
+                // What is 0 here may be an empty bucket.
+                self.others |= value.as_bytes() == b"0" || tail == "-reset-after";
+                return;
+            }
+        };
+        let form = family * 4 + place;
+        if slot.is_some() || (self.form != 0 && self.form != form) {
+            self.others = true;
+            return;
+        }
+        self.form = form;
+        *slot = Some(value);
+    }
+
+    /// Whether there are limit headers at all.
+    pub(crate) fn any(&self) -> bool {
+        self.any
+    }
+
+    /// The quota; none if this takes a look at the other buckets.
+    #[inline]
+    pub(crate) fn quota(&self, now: Now<'_>) -> Option<Quota> {
+        if self.others || self.limit.is_none() || self.remaining.is_none() || self.reset.is_none() {
+            return None;
+        }
+        let name = if self.form % 4 == 3 { "" } else { "-requests" };
+        let bucket = Bucket {
+            family: 0,
+            name,
+            limit: self.limit,
+            remaining: self.remaining,
+            reset: self.reset,
+            unit: Unit::Untold,
+        };
+        bucket.quota(now)
+    }
+}
+
 /// The dialect that the name of a header starts with, and what follows.
 #[inline]
 fn family(name: &str) -> Option<(u8, &str)> {
-    let prefix = match name.as_bytes().first()? {
-        b'x' if name.starts_with("x-ratelimit-") => "x-ratelimit".len(),
-        b'x' if name.starts_with("x-rate-limit-") => "x-rate-limit".len(),
-        b'a' if name.starts_with("anthropic-ratelimit-") => "anthropic-ratelimit".len(),
-        b'r' if name.starts_with("ratelimit") => "ratelimit".len(),
+    const X_RATELIMIT: u64 = u64::from_le_bytes(*b"x-rateli");
+    const X_RATE_LIMIT: u64 = u64::from_le_bytes(*b"x-rate-l");
+    const ANTHROPIC: u64 = u64::from_le_bytes(*b"anthropi");
+    const IETF: u64 = u64::from_le_bytes(*b"ratelimi");
+    // Eight bytes at once: most headers of a reply are none of these.
+    let prefix = match u64::from_le_bytes(*name.as_bytes().first_chunk()?) {
+        X_RATELIMIT => "x-ratelimit",
+        X_RATE_LIMIT => "x-rate-limit",
+        ANTHROPIC => "anthropic-ratelimit",
+        IETF => "ratelimit",
         _ => return None,
     };
-    Some((prefix as u8, &name[prefix..]))
+    Some((prefix.len() as u8, name.strip_prefix(prefix)?))
 }
 
 /// What a header tells of which bucket: the bucket's name comes after (OpenAI) or before (Anthropic).
@@ -380,7 +449,7 @@ mod tests {
         for (name, value) in &headers {
             limits.add(name.as_str(), value);
         }
-        let now = Now::of(&headers, || UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+        let now = Now { headers: &headers, wall: || UNIX_EPOCH + Duration::from_secs(1_700_000_000) };
         ask(&limits, now)
     }
 
@@ -515,6 +584,27 @@ mod tests {
             (&[("ratelimit", "\"d\";r=7;t=30")], None),
         ] {
             assert_eq!(with(pairs, |limits, now| limits.quota(now)), expected, "{pairs:?}");
+        }
+    }
+
+    proptest! {
+        // The quick look may decline, and never disagrees.
+        #[test]
+        fn the_quick_look_agrees_with_the_full_one(pairs in proptest::collection::vec(
+            ("(x-ratelimit|x-rate-limit|anthropic-ratelimit|ratelimit)(-(limit|remaining|reset)(-(requests|tokens|after))?|-(requests|tokens)-(limit|remaining|reset))",
+             "0|-1|[1-9]{1,3}|[1-9]s|17000000[0-9]{2}|2023-11-14T22:14Z"), 0..9))
+        {
+            let headers: http::HeaderMap =
+                pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+            let (mut limits, mut requests) = (Limits::new(), Requests::default());
+            for (name, value) in &headers {
+                limits.add(name.as_str(), value);
+                requests.add(name.as_str(), value);
+            }
+            let now = Now { headers: &headers, wall: || UNIX_EPOCH + Duration::from_secs(1_700_000_000) };
+            if let Some(quota) = requests.quota(now) {
+                prop_assert_eq!(Some(quota), limits.quota(now));
+            }
         }
     }
 

@@ -44,7 +44,7 @@ mod tests {
             headers.append(*name, value.parse().unwrap());
         }
         let wall = || std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        super::told(&headers, Now::of(&headers, wall)).map(|wait| wait.as_millis() as u64)
+        super::told(&headers, Now { headers: &headers, wall }).map(|wait| wait.as_millis() as u64)
     }
 
     #[test]

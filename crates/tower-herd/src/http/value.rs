@@ -36,28 +36,32 @@ impl When {
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = text.trim_ascii();
-        if let Some(when) = Self::number(text) {
-            return Some(when);
+        match Decimal::split(text) {
+            Some((number, b"")) => Some(Self::of_number(number)),
+            Some((number, b"s")) => Some(When::Span(number.times(SECOND))),
+            Some((number, b"ms")) => Some(When::Span(number.times(SECOND / 1000))),
+            Some(_) => go_duration(text).map(When::Span).or_else(|| rfc3339(text).map(When::Date)),
+            None => http_date(text).map(When::Date),
         }
-        if let Some(span) = go_duration(text) {
-            return Some(When::Span(span));
-        }
-        rfc3339(text).or_else(|| http_date(text)).map(When::Date)
     }
 
     /// A number over 10^14 is an epoch in microseconds, over 10^12 in milliseconds, over 10^9 in
     /// seconds; a smaller one a span in seconds.
     #[must_use]
     pub fn number(text: &[u8]) -> Option<Self> {
-        let number = Decimal::parse(text.trim_ascii())?;
-        Some(match number.whole {
-            whole if number.exceeds(whole, 100_000_000_000_000) => {
-                When::Epoch(number.times(SECOND / 1_000_000))
-            }
-            whole if number.exceeds(whole, 1_000_000_000_000) => When::Epoch(number.times(SECOND / 1000)),
-            whole if number.exceeds(whole, 1_000_000_000) => When::Epoch(number.times(SECOND)),
-            _ => When::Number(number.times(SECOND)),
-        })
+        Decimal::parse(text.trim_ascii()).map(Self::of_number)
+    }
+
+    fn of_number(number: Decimal) -> Self {
+        if number.exceeds(100_000_000_000_000) {
+            When::Epoch(number.times(SECOND / 1_000_000))
+        } else if number.exceeds(1_000_000_000_000) {
+            When::Epoch(number.times(SECOND / 1000))
+        } else if number.exceeds(1_000_000_000) {
+            When::Epoch(number.times(SECOND))
+        } else {
+            When::Number(number.times(SECOND))
+        }
     }
 }
 
@@ -79,10 +83,11 @@ impl Decimal {
     /// The number that `text` starts with, and what follows it.
     #[inline]
     fn split(text: &[u8]) -> Option<(Self, &[u8])> {
+        let digit = |byte: &u8| Some(byte.wrapping_sub(b'0')).filter(|digit| *digit < 10).map(u64::from);
         let mut whole = 0_u64;
         let mut at = 0;
-        while let Some(digit) = text.get(at).map(|byte| byte.wrapping_sub(b'0')).filter(|digit| *digit < 10) {
-            whole = whole.saturating_mul(10).saturating_add(u64::from(digit));
+        while let Some(digit) = text.get(at).and_then(digit) {
+            whole = whole.saturating_mul(10).saturating_add(digit);
             at += 1;
         }
         let mut digits = at;
@@ -91,10 +96,8 @@ impl Decimal {
             at += 1;
             let mut place = SECOND / 10;
             let mut sticky = 0;
-            while let Some(digit) =
-                text.get(at).map(|byte| byte.wrapping_sub(b'0')).filter(|digit| *digit < 10)
-            {
-                fraction += place * u64::from(digit);
+            while let Some(digit) = text.get(at).and_then(digit) {
+                fraction += place * digit;
                 sticky |= u64::from(place == 0 && digit != 0);
                 place /= 10;
                 at += 1;
@@ -105,8 +108,8 @@ impl Decimal {
         (digits > 0).then(|| (Decimal { whole, fraction }, &text[at..]))
     }
 
-    fn exceeds(&self, whole: u64, bound: u64) -> bool {
-        whole > bound || (whole == bound && self.fraction > 0)
+    fn exceeds(self, bound: u64) -> bool {
+        self.whole > bound || (self.whole == bound && self.fraction > 0)
     }
 
     /// This many units of so many nanoseconds.
@@ -150,6 +153,10 @@ pub fn millis(text: &[u8]) -> Option<Duration> {
 /// part, saturated; and whether all of it is zero.
 #[inline]
 pub(crate) fn count(text: &[u8]) -> Option<(u32, bool)> {
+    if text.len() < 10 && !text.is_empty() && text.iter().all(u8::is_ascii_digit) {
+        let number = text.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+        return Some((number, number == 0));
+    }
     let (number, rest) = Decimal::split(text.trim_ascii())?;
     matches!(rest.first(), None | Some(b';' | b',' | b' '))
         .then(|| (u32::try_from(number.whole).unwrap_or(u32::MAX), number.whole == 0 && number.fraction == 0))
