@@ -28,7 +28,7 @@ pub mod task;
 
 #[cfg(feature = "http")]
 pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
-pub use classify::{Classify, ClassifyFn, Exhausted, NotExecuted, classify_fn};
+pub use classify::{Classify, ClassifyFn, ClassifyLayer, Exhausted, NotExecuted, classify_fn};
 pub use clock::{Clock, Time};
 #[cfg(feature = "hashed-failover")]
 pub use failover::{HashedFailover, HashedFailoverLayer};

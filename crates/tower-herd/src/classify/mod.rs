@@ -1,21 +1,45 @@
 //! Classifiers, and the sensor that feeds what they see to the provider.
+//!
+//! One place decides what a reply means, and one place reports it. A [`Classify`] turns a reply, or
+//! the error in its place, into a [`Signal`](crate::Signal); [`ClassifyLayer`] does so once for each
+//! call and hands it to the [`Provider`](crate::Provider), where pauses, ceilings and budgets learn.
+//! Layers that classified each for themselves would count the same 429 several times, and differ on
+//! what only the body tells.
+//!
+//! | reply | classifier |
+//! |---|---|
+//! | HTTP, gRPC | `HttpClassify`, the default |
+//! | the same, and you know more about the head, or the body | `classify_head`, `classify_body` |
+//! | anything else | [`classify_fn`], with [`ClassifyLayer::replies`] |
 
+#[cfg(feature = "http")]
+mod body;
 mod error;
+pub mod future;
+mod layer;
+mod report;
+mod service;
 mod traits;
 
-pub(crate) use error::is_timeout;
+#[cfg(feature = "http")]
+pub use body::SensedBody;
 pub use error::{NotExecuted, signal_of_error};
+pub use layer::{Bodies, ClassifyLayer, Replies};
+pub use service::Classified;
 pub use traits::{Classify, ClassifyFn, Exhausted, classify_fn};
 
-/// The classifier of a layer that was given none: HTTP and gRPC.
 #[cfg(feature = "http")]
-pub type DefaultClassifier = crate::http::HttpClassify;
-
-/// The classifier of a layer that was given none: without the feature `http` there is none, and one
-/// must be given.
+mod defaults {
+    pub type DefaultClassify = crate::HttpClassify;
+    pub type DefaultMode = super::Bodies;
+}
 #[cfg(not(feature = "http"))]
-pub type DefaultClassifier = Unclassified;
+mod defaults {
+    /// Without the feature `http` no classifier is known: name one with `.classify(..)`.
+    pub type DefaultClassify = ();
+    pub type DefaultMode = super::Replies;
+}
+use defaults::{DefaultClassify, DefaultMode};
 
-/// Stands where a classifier is still missing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unclassified;
+#[cfg(all(test, feature = "http"))]
+mod tests;

@@ -93,9 +93,9 @@ pub(crate) fn error_body(
     error(status, headers, Some(body::of_error(body)), wall)
 }
 
-/// What an error says that was found inside a success.
+/// What an error says that was found inside a success with these headers.
 #[cold]
-pub(crate) fn hidden(headers: &HeaderMap, found: Found, wall: fn() -> SystemTime) -> Signal {
+pub(crate) fn hidden(found: Found, headers: &HeaderMap, wall: fn() -> SystemTime) -> Signal {
     let status = found.status.and_then(|status| StatusCode::from_u16(status).ok());
     let status = status.unwrap_or(match found.says {
         Some(Says::Throttled) => StatusCode::TOO_MANY_REQUESTS,

@@ -73,7 +73,7 @@ pub struct HttpClassifyAt(fn() -> SystemTime);
 #[allow(clippy::disallowed_methods)]
 // A date in a header means the wall clock; it only ever yields a span, and only where the reply has
 // no `Date` of its own to compare with.
-fn wall_clock() -> SystemTime {
+pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
@@ -135,7 +135,7 @@ impl<B> Classify<http::Response<B>> for HttpClassifyAt {
                 },
                 false => body::of_success(body),
             };
-            found.map_or(signal, |found| dialect::hidden(head.headers, found, self.0))
+            found.map_or(signal, |found| dialect::hidden(found, head.headers, self.0))
         }
     }
 

@@ -40,7 +40,7 @@
 pub(crate) mod body;
 pub(crate) mod dialect;
 pub mod grpc;
-mod head;
+pub(crate) mod head;
 mod reset;
 pub mod retry_after;
 pub mod value;

@@ -1,0 +1,350 @@
+//! The futures of [`ClassifyLayer`](crate::ClassifyLayer).
+
+use super::{Classify, report::Report};
+use crate::{BoxError, Kind};
+use pin_project_lite::pin_project;
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+#[cfg(feature = "http")]
+pub use bodies::ResponseFuture;
+
+pin_project! {
+    /// The future of a [`Classified`](super::Classified) service for replies of any type.
+    pub struct ReplyFuture<F, C> {
+        #[pin]
+        inner: F,
+        report: Option<Report>,
+        classify: C,
+    }
+}
+
+impl<F, C> ReplyFuture<F, C> {
+    pub(super) fn new(inner: F, report: Report, classify: C) -> Self {
+        ReplyFuture { inner, report: Some(report), classify }
+    }
+}
+
+impl<F, C, Res, E> Future for ReplyFuture<F, C>
+where
+    F: Future<Output = Result<Res, E>>,
+    E: Into<BoxError>,
+    C: Classify<Res>,
+{
+    type Output = Result<Res, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let me = self.project();
+        let mut outcome = ready!(me.inner.poll(cx)).map_err(Into::into);
+        let signal = match &outcome {
+            Ok(reply) => me.classify.classify(Ok(reply)),
+            Err(error) => me.classify.classify(Err(&**error)),
+        };
+        if let Some(mut report) = me.report.take() {
+            report.head(&signal);
+            if signal.kind.is_success() {
+                report.end(None);
+            }
+        }
+        if let Ok(reply) = &mut outcome
+            && signal.kind != Kind::Success
+        {
+            me.classify.stamp(reply, signal);
+        }
+        Poll::Ready(outcome)
+    }
+}
+
+impl<F, C> fmt::Debug for ReplyFuture<F, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplyFuture").finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "http")]
+mod bodies {
+    use super::{Classify, Future, Pin, Report, pin_project};
+    use crate::{
+        BoxError, Head, Kind, Signal,
+        classify::{
+            body::{Replay, SensedBody},
+            layer::Options,
+        },
+        http::body::{FirstEvent, first_event, is_event_stream},
+    };
+    use bytes::Buf;
+    use http_body::{Body, Frame};
+    use std::{
+        fmt,
+        task::{Context, Poll, ready},
+        time::Duration,
+    };
+    use tokio::time::{Sleep, sleep};
+
+    /// A body in more pieces than this is no small body, however few bytes they hold.
+    const FRAMES: usize = 4096;
+
+    pin_project! {
+        /// The future of a [`Classified`](crate::classify::Classified) service for HTTP replies.
+        pub struct ResponseFuture<F, B, C>
+        where
+            B: Body,
+        {
+            #[pin]
+            state: State<F, B>,
+            report: Option<Report>,
+            classify: C,
+            options: Options,
+        }
+    }
+
+    pin_project! {
+        #[project = StateProj]
+        enum State<F, B>
+        where
+            B: Body,
+        {
+            Calling { #[pin] inner: F },
+            // Only replies that are looked into get here, so the happy path does not pay for the box.
+            Reading { reading: Option<Box<Reading<B>>> },
+        }
+    }
+
+    /// A reply whose body is being read.
+    struct Reading<B: Body> {
+        parts: http::response::Parts,
+        signal: Signal,
+        /// Boxed: what has been polled may not move, and it will be handed out.
+        body: Pin<Box<B>>,
+        frames: Vec<Frame<B::Data>>,
+        seen: Vec<u8>,
+        most: usize,
+        deadline: Option<Pin<Box<Sleep>>>,
+        is_stream: bool,
+    }
+
+    /// How reading came to its end.
+    enum Stop<E> {
+        /// All there is.
+        End,
+        /// All that is wanted, or that there was time for.
+        Enough,
+        Error(E),
+    }
+
+    impl<F, B: Body, C> ResponseFuture<F, B, C> {
+        pub(crate) fn new(inner: F, report: Report, classify: C, options: Options) -> Self {
+            ResponseFuture { state: State::Calling { inner }, report: Some(report), classify, options }
+        }
+    }
+
+    impl<F, B, C, E> Future for ResponseFuture<F, B, C>
+    where
+        F: Future<Output = Result<http::Response<B>, E>>,
+        E: Into<BoxError>,
+        B: Body,
+        C: Classify<http::Response<B>>,
+    {
+        type Output = Result<http::Response<SensedBody<B>>, BoxError>;
+
+        fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+            let mut me = self.project();
+            loop {
+                match me.state.as_mut().project() {
+                    StateProj::Calling { inner } => {
+                        let reply = match ready!(inner.poll(cx)) {
+                            Ok(reply) => reply,
+                            Err(error) => {
+                                let error = error.into();
+                                let signal = me.classify.classify(Err(&*error));
+                                if let Some(mut report) = me.report.take() {
+                                    report.head(&signal);
+                                }
+                                return Poll::Ready(Err(error));
+                            }
+                        };
+                        let signal = me.classify.classify(Ok(&reply));
+                        match Reading::start(reply, signal, me.options) {
+                            Ok(reading) => me.state.set(State::Reading { reading: Some(Box::new(reading)) }),
+                            Err(reply) => {
+                                return Poll::Ready(Ok(pass(reply, signal, me.report.take(), me.options)));
+                            }
+                        }
+                    }
+                    StateProj::Reading { reading } => {
+                        let stop = match reading {
+                            Some(reading) => ready!(reading.poll(cx)),
+                            None => panic!("polled after it was ready"),
+                        };
+                        let Some(reading) = reading.take() else { unreachable!("just polled") };
+                        return Poll::Ready(Ok(reading.finish(stop, &*me.classify, me.report.take())));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A reply whose head says it all: it passes, and its body is watched if it is a success.
+    #[inline]
+    fn pass<B: Body>(
+        mut reply: http::Response<B>,
+        signal: Signal,
+        report: Option<Report>,
+        options: &Options,
+    ) -> http::Response<SensedBody<B>> {
+        let Some(mut report) = report else { return reply.map(SensedBody::unwatched) };
+        report.head(&signal);
+        if signal.kind != Kind::Success {
+            reply.extensions_mut().insert(signal);
+        }
+        if !signal.kind.is_success() {
+            return reply.map(SensedBody::unwatched);
+        }
+        if reply.body().is_end_stream() {
+            report.end(None);
+            return reply.map(SensedBody::unwatched);
+        }
+        let is_stream = options.success_bytes > 0 && is_event_stream(Head::of(&reply).content_type());
+        reply.map(|body| SensedBody::watched(body, report, is_stream))
+    }
+
+    impl<B: Body> Reading<B> {
+        /// Whether there is something to look into; if not, the reply comes back.
+        #[inline]
+        fn start(
+            reply: http::Response<B>,
+            signal: Signal,
+            options: &Options,
+        ) -> Result<Self, http::Response<B>> {
+            let most = if signal.kind.is_success() { options.success_bytes } else { options.error_bytes };
+            if most == 0 { Err(reply) } else { Self::start_slow(reply, signal, options, most as usize) }
+        }
+
+        #[cold]
+        fn start_slow(
+            reply: http::Response<B>,
+            signal: Signal,
+            options: &Options,
+            most: usize,
+        ) -> Result<Self, http::Response<B>> {
+            let is_success = signal.kind.is_success();
+            let kind = Head::of(&reply).content_type();
+            let is_stream = is_success && is_event_stream(kind);
+            let is_of_no_use = if is_success {
+                // An empty success is looked at: it may be what the caller calls hollow.
+                is_long_lived(kind) || (!is_stream && reply.body().size_hint().lower() > most as u64)
+            } else {
+                reply.body().is_end_stream()
+            };
+            // A stamp is the word of a layer further in that has looked already.
+            if is_of_no_use || reply.extensions().get::<Signal>().is_some() {
+                return Err(reply);
+            }
+            let (parts, body) = reply.into_parts();
+            let time = Duration::from_millis(options.error_millis.into());
+            Ok(Reading {
+                parts,
+                signal,
+                body: Box::pin(body),
+                frames: Vec::new(),
+                seen: Vec::new(),
+                most,
+                deadline: (!is_success).then(|| Box::pin(sleep(time))),
+                is_stream,
+            })
+        }
+
+        fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Stop<B::Error>> {
+            while self.seen.len() < self.most && self.frames.len() < FRAMES {
+                let frame = match self.body.as_mut().poll_frame(cx) {
+                    Poll::Ready(None) => return Poll::Ready(Stop::End),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Stop::Error(error)),
+                    Poll::Ready(Some(Ok(frame))) => frame,
+                    Poll::Pending => {
+                        return match &mut self.deadline {
+                            Some(deadline) => deadline.as_mut().poll(cx).map(|()| Stop::Enough),
+                            None => Poll::Pending,
+                        };
+                    }
+                };
+                let mut is_whole = true;
+                if let Some(data) = frame.data_ref() {
+                    let chunk = data.chunk();
+                    is_whole = chunk.len() == data.remaining();
+                    self.seen.extend_from_slice(&chunk[..chunk.len().min(self.most - self.seen.len())]);
+                }
+                self.frames.push(frame);
+                let is_told = self.is_stream && !matches!(first_event(&self.seen), FirstEvent::Incomplete);
+                // Of a frame in several pieces only the first can be seen without taking it apart.
+                if is_told || !is_whole {
+                    return Poll::Ready(Stop::Enough);
+                }
+            }
+            Poll::Ready(Stop::Enough)
+        }
+
+        fn finish<C>(
+            self,
+            stop: Stop<B::Error>,
+            classify: &C,
+            report: Option<Report>,
+        ) -> http::Response<SensedBody<B>>
+        where
+            C: Classify<http::Response<B>>,
+        {
+            let Reading { mut parts, signal, body, frames, seen, is_stream, .. } = self;
+            let mut signal = classify.refine(Head::of_parts(&parts), &seen, signal);
+            let (error, rest) = match stop {
+                Stop::End => (None, None),
+                Stop::Enough => (None, Some(body)),
+                Stop::Error(error) => {
+                    if signal.kind.is_success() {
+                        signal = Signal::new(Kind::Failed);
+                    }
+                    (Some(error), None)
+                }
+            };
+            if signal.kind != Kind::Success {
+                parts.extensions.insert(signal);
+            }
+            let mut watch = None;
+            if let Some(mut report) = report {
+                report.head(&signal);
+                if signal.kind.is_success() {
+                    match rest {
+                        Some(_) => watch = Some(report),
+                        None => report.end(None),
+                    }
+                }
+            }
+            let body = SensedBody::replayed(Replay::new(frames, error, rest), watch, is_stream);
+            http::Response::from_parts(parts, body)
+        }
+    }
+
+    /// Kinds of bodies that carry no small answer, or are sent line by line over a long time.
+    fn is_long_lived(content_type: &[u8]) -> bool {
+        const LONG: [&[u8]; 9] = [
+            b"application/grpc",
+            b"application/octet-stream",
+            b"application/x-ndjson",
+            b"application/jsonl",
+            b"application/stream+json",
+            b"application/vnd.amazon.eventstream",
+            b"audio/",
+            b"image/",
+            b"video/",
+        ];
+        LONG.iter().any(|kind| content_type.starts_with(kind))
+    }
+
+    impl<F, B: Body, C> fmt::Debug for ResponseFuture<F, B, C> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("ResponseFuture").finish_non_exhaustive()
+        }
+    }
+}

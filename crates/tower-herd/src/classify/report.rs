@@ -1,0 +1,109 @@
+//! The one way in which the sensor speaks to the provider, and to the observer.
+
+use crate::{Kind, Provider, Signal, observe::Event, provider::Sensing};
+
+/// One call under observation. Dropped before [`head`](Report::head), or before
+/// [`end`](Report::end) after a good head, it counts as a call that its caller gave up.
+pub(crate) struct Report {
+    sensing: Sensing,
+    #[cfg(test)]
+    log: log::Log,
+}
+
+impl Report {
+    #[inline]
+    pub(crate) fn begin(provider: &Provider) -> Self {
+        Report {
+            sensing: provider.begin(),
+            #[cfg(test)]
+            log: log::Log::begin(),
+        }
+    }
+
+    /// The head of the reply, or the error in its place, says this.
+    #[inline]
+    pub(crate) fn head(&mut self, signal: &Signal) {
+        #[cfg(test)]
+        self.log.head(signal);
+        self.sensing.outcome(signal);
+        self.tell(signal);
+    }
+
+    /// The reply went on after a good head and has ended: well, or with this signal.
+    #[inline]
+    pub(crate) fn end(&mut self, signal: Option<&Signal>) {
+        #[cfg(test)]
+        self.log.end(signal);
+        self.sensing.end(signal);
+        if let Some(signal) = signal {
+            self.tell(signal);
+        }
+    }
+
+    /// The one place where [`Event::Signal`] is emitted. Refusals have an event of their own.
+    #[inline]
+    fn tell(&self, signal: &Signal) {
+        if !matches!(signal.kind, Kind::Success | Kind::Refused) {
+            let provider = self.sensing.provider();
+            provider.observe(|| Event::Signal {
+                provider: provider.name(),
+                scope: provider.scope_name().map(|scope| &**scope),
+                kind: signal.kind,
+                wait: signal.pushback.wait(),
+            });
+        }
+    }
+}
+
+/// What was reported on this thread, for tests.
+#[cfg(test)]
+pub(crate) mod log {
+    use crate::{Kind, Signal};
+    use std::cell::RefCell;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Entry {
+        Begin,
+        Head(Kind),
+        End(Option<Kind>),
+        Dropped,
+    }
+
+    thread_local! {
+        static LOG: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// All entries since the last time.
+    pub(crate) fn take() -> Vec<Entry> {
+        LOG.take()
+    }
+
+    pub(crate) struct Log {
+        is_open: bool,
+    }
+
+    impl Log {
+        pub(crate) fn begin() -> Self {
+            LOG.with_borrow_mut(|log| log.push(Entry::Begin));
+            Log { is_open: true }
+        }
+        pub(crate) fn head(&mut self, signal: &Signal) {
+            assert!(self.is_open, "reported twice");
+            self.is_open = signal.kind.is_success();
+            LOG.with_borrow_mut(|log| log.push(Entry::Head(signal.kind)));
+        }
+        pub(crate) fn end(&mut self, signal: Option<&Signal>) {
+            assert!(self.is_open, "ended twice");
+            self.is_open = false;
+            LOG.with_borrow_mut(|log| log.push(Entry::End(signal.map(|signal| signal.kind))));
+        }
+    }
+
+    impl Drop for Log {
+        fn drop(&mut self) {
+            if self.is_open {
+                LOG.with_borrow_mut(|log| log.push(Entry::Dropped));
+            }
+        }
+    }
+}

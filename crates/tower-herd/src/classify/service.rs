@@ -1,0 +1,91 @@
+use super::{Classify, Replies, future::ReplyFuture, layer::Options, report::Report};
+use crate::{BoxError, Provider};
+use std::{
+    fmt,
+    marker::PhantomData,
+    task::{Context, Poll},
+};
+use tower_service::Service;
+
+/// The service of [`ClassifyLayer`](crate::ClassifyLayer).
+pub struct Classified<S, C, M> {
+    inner: S,
+    provider: Provider,
+    classify: C,
+    options: Options,
+    mode: PhantomData<fn() -> M>,
+}
+
+impl<S, C, M> Classified<S, C, M> {
+    pub(crate) fn new(inner: S, provider: Provider, classify: C, options: Options) -> Self {
+        Classified { inner, provider, classify, options, mode: PhantomData }
+    }
+
+    /// The service inside.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S: Clone, C: Clone, M> Clone for Classified<S, C, M> {
+    fn clone(&self) -> Self {
+        Self::new(self.inner.clone(), self.provider.clone(), self.classify.clone(), self.options)
+    }
+}
+
+impl<S: fmt::Debug, C, M> fmt::Debug for Classified<S, C, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Classified")
+            .field("inner", &self.inner)
+            .field("provider", &self.provider)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, C, Req> Service<Req> for Classified<S, C, Replies>
+where
+    S: Service<Req>,
+    S::Error: Into<BoxError>,
+    C: Classify<S::Response> + Clone,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = ReplyFuture<S::Future, C>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        // Before the inner call: if that panics, the call is still reported as given up.
+        let report = Report::begin(&self.provider);
+        ReplyFuture::new(self.inner.call(request), report, self.classify.clone())
+    }
+}
+
+#[cfg(feature = "http")]
+impl<S, C, Req, B> Service<Req> for Classified<S, C, super::Bodies>
+where
+    S: Service<Req, Response = http::Response<B>>,
+    S::Error: Into<BoxError>,
+    B: http_body::Body,
+    C: Classify<http::Response<B>> + Clone,
+{
+    type Response = http::Response<super::SensedBody<B>>;
+    type Error = BoxError;
+    type Future = super::future::ResponseFuture<S::Future, B, C>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        let report = Report::begin(&self.provider);
+        super::future::ResponseFuture::new(
+            self.inner.call(request),
+            report,
+            self.classify.clone(),
+            self.options,
+        )
+    }
+}
