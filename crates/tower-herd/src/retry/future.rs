@@ -1,8 +1,8 @@
 //! The future of [`JitteredRetry`](super::JitteredRetry).
 
 use super::{
-    budget::{Resent, Withdrawal},
-    layer::{Bed, Core, Shared},
+    charge::{Resent, Withdrawal},
+    layer::{Bed, Core, DefaultClassifier, Shared},
     resend::{CloneRequest, Resend},
     state::{Cost, Decision, Reply, Session, Standing, Why},
 };

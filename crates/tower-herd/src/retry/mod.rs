@@ -87,6 +87,7 @@
 
 pub mod backoff;
 pub mod budget;
+mod charge;
 mod config;
 pub mod future;
 mod layer;
@@ -97,7 +98,8 @@ mod service;
 pub mod state;
 
 pub use backoff::Backoff;
-pub use budget::{Budget, RatioBudget, Resent, Unlimited};
+pub use budget::{Budget, RatioBudget, Unlimited};
+pub use charge::Resent;
 pub use config::{InvalidRetryConfig, RetryConfig};
 pub use layer::JitteredRetryLayer;
 pub use resend::{CloneRequest, Never, Resend};

@@ -4,13 +4,9 @@ use proptest::prelude::*;
 use std::collections::VecDeque;
 
 /// The erased body of some client: neither `Clone` nor `Sync`.
+#[derive(Default)]
 struct Erased(Option<UnsyncBoxBody<Bytes, BoxError>>);
 
-impl Default for Erased {
-    fn default() -> Self {
-        Erased(None)
-    }
-}
 impl Erased {
     fn new<B>(body: B) -> Self
     where

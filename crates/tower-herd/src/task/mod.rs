@@ -244,7 +244,7 @@ impl Task {
 
     /// Whether the retry budget of this id has not counted the task yet (two stacked retry layers of
     /// one budget, and the repetitions of an outer one, deposit once).
-    #[cfg(feature = "jittered-retry")]
+    #[cfg_attr(not(feature = "jittered-retry"), expect(dead_code, reason = "only that layer has a budget"))]
     #[inline]
     pub(crate) fn first_deposit(&self, budget: usize) -> bool {
         // Read first: a store would take the cache line from the task's other calls.

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt};
 use tower_herd::{
     BoxError, Classify, Executed, Exhausted, HasTask, JitteredRetryLayer, Kind, Pushback, Refusal,
-    RefusalKind, Resend, ResendAdvice, Signal, Task,
+    RefusalKind, Resend, ResendAdvice, Signal, Task, retry::Resent,
 };
 
 pub type Request = http::Request<String>;
@@ -47,7 +47,7 @@ impl Classify<Response> for Understand {
         let pushback = hint.map_or(Pushback::None, |s| Pushback::After(Duration::from_secs(s)));
         let signal = match reply.status().as_u16() {
             204 => Signal::new(Kind::Empty),
-            200..400 => Signal::new(Kind::Success),
+            200..=399 => Signal::new(Kind::Success),
             402 => Signal::new(Kind::Depleted),
             401 | 403 => Signal::new(Kind::Misconfigured),
             425 => Signal::new(Kind::Rejected).with_resend(ResendAdvice::Allowed).with_executed(Executed::No),
@@ -95,9 +95,12 @@ pub struct Provider {
     ready: bool,
 }
 
+/// When it came, of which task, and whether it is a repetition.
+pub type Call = (Instant, Option<Task>, Option<Resent>);
+
 pub struct Shared {
     script: Mutex<VecDeque<Step>>,
-    pub calls: Mutex<Vec<(Instant, Option<Task>, Option<tower_herd::retry::Resent>)>>,
+    pub calls: Mutex<Vec<Call>>,
     pub in_flight: AtomicUsize,
     pub clones: AtomicUsize,
     start: Instant,
