@@ -453,3 +453,24 @@ async fn a_thousand_processes_that_are_told_the_same_wait_come_back_spread() {
     assert!(peak.unwrap() <= 22, "{peak:?} in 100 ms");
     assert!(again[0] >= S(30) && again[999] <= S(46) + MS(2));
 }
+
+// PEERS: at 50 percent failures and 5 attempts allowed, peers send 1.95 calls a request.
+#[tokio::test(start_paused = true)]
+async fn half_of_all_calls_fail_and_the_load_stays_within_the_budget() {
+    const N: usize = 10_000;
+    let coin = (0..2 * N as u64)
+        .map(|n| Status(if n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 0 { 200 } else { 500 }));
+    let (service, seen) = provider(coin);
+    let layer = JitteredRetryLayer::new().seed(1).attempts(5).classify(Understand);
+    let all = (0..N as u64).map(|n| {
+        let (layer, service) = (layer.clone(), service.clone());
+        async move {
+            tokio::time::sleep(MS(n * 10)).await;
+            status(&send(&layer, &service, of(&Task::new(n).allowance(5), get())).await) == 200
+        }
+    });
+    let done = futures_util::future::join_all(all).await.into_iter().filter(|ok| *ok).count();
+    // 100 s: the reserve of 3 refills 10 times.
+    assert!(seen.count() <= N + N / 10 + 3 + 10, "{} calls", seen.count());
+    assert!(done * 100 >= N * 52, "{done} done");
+}
