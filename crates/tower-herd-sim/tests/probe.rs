@@ -59,6 +59,7 @@ async fn every_wrong_layer_is_caught_for_what_it_does() {
         (Wrong::LeaksOnDrop, "drop", "did not come back after its future was dropped at pending poll"),
         (Wrong::LeaksOnError, "readiness", "did not come back after calls in sequence"),
         (Wrong::LeaksReadiness, "drop-ready", "after ready services were dropped uncalled"),
+        (Wrong::Spins, "readiness", "never became ready"),
         (Wrong::HidesReadyError, "ready-error", "swallowed"),
         (Wrong::PollsAfterEnd, "readiness", "polled a future after its end"),
         (Wrong::Detaches, "drop", "inner future(s) still alive"),
@@ -76,7 +77,7 @@ async fn every_wrong_layer_is_caught_for_what_it_does() {
             assert!(hit, "{wrong:?} ({kind}): {:#?}", report.findings);
         }
     }
-    assert_eq!(Wrong::ALL.len(), 8);
+    assert_eq!(Wrong::ALL.len(), 9);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use super::{Client, Policy, SimRequest, TaskInfo, World, erase};
 use crate::{BoxError, provider::ProviderService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_herd::{
-    Fleet, FleetLimitLayer, HasTask, HashedFailover, JitteredRetryLayer, Provider, ProviderSettings,
+    ClassifyLayer, Fleet, FleetLimitLayer, HasTask, HashedFailover, JitteredRetryLayer, Provider, ProviderSettings,
     RetryAfterLayer, Safety, Task, TaskLayer,
     failover::Rung,
 };
@@ -64,6 +64,6 @@ fn stack(
     ServiceBuilder::new()
         .layer(RetryAfterLayer::new(provider))
         .layer(FleetLimitLayer::new(provider))
-        .layer(tower::layer::util::Identity::new())
+        .layer(ClassifyLayer::new(provider))
         .service(service)
 }

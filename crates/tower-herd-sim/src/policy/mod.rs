@@ -145,6 +145,12 @@ pub trait Policy: Send + Sync {
         None
     }
 
+    /// Whether it reads the machine's clock and so has to run in real time with these settings.
+    fn real_time(&self, settings: &Settings) -> bool {
+        let _ = settings;
+        false
+    }
+
     /// One client for each process of the world, in order. Called inside the runtime, at the start.
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError>;
 }

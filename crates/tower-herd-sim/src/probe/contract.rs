@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower::{Service, ServiceExt};
 use tower_layer::Layer;
 
@@ -223,6 +223,29 @@ fn standard_scripts() -> Vec<(&'static str, ProbeScript)> {
     ]
 }
 
+/// Neither ready nor ever going to be: the time is up, or it only wakes itself.
+struct Endless;
+
+/// Awaits a future for so long, and for so many polls without any time passing: under a paused
+/// clock a future that wakes itself for ever would stop time, and with it the timeout.
+async fn bounded<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Endless> {
+    const SPINS: u32 = 10_000;
+    let mut future = pin!(future);
+    let (mut at, mut spins) = (Instant::now(), 0);
+    let watched = poll_fn(|cx| {
+        let now = Instant::now();
+        if now > at {
+            (at, spins) = (now, 0);
+        }
+        spins += 1;
+        if spins > SPINS {
+            return Poll::Ready(Err(Endless));
+        }
+        future.as_mut().poll(cx).map(Ok)
+    });
+    timeout(limit, watched).await.unwrap_or(Err(Endless))
+}
+
 /// How far a future came.
 enum Step<T> {
     Done(T),
@@ -278,15 +301,15 @@ where
                 Poll::Pending
             }
         });
-        timeout(self.contract.limit, polled).await.unwrap_or(Step::Stuck)
+        bounded(self.contract.limit, polled).await.unwrap_or(Step::Stuck)
     }
 
     /// One whole call on a clone; what comes of it does not matter, that something does.
     async fn whole(&mut self, check: &'static str, service: &L::Service, when: &str) {
         let call = service.clone().oneshot((self.request)());
-        match timeout(self.contract.limit, call).await {
+        match bounded(self.contract.limit, call).await {
             Ok(Ok(reply)) => {
-                if timeout(self.contract.limit, reply.read(None)).await.is_err() {
+                if bounded(self.contract.limit, reply.read(None)).await.is_err() {
                     self.found(check, format!("a body never ended {when}"));
                 }
             }
@@ -367,7 +390,7 @@ where
                 reply.read(None).await;
             }
         }));
-        if timeout(self.contract.limit, all).await.is_err() {
+        if bounded(self.contract.limit, all).await.is_err() {
             self.found(CHECK, "eight calls at once never ended");
         }
         self.close(CHECK, &trial, "after eight calls at once").await;
@@ -375,7 +398,7 @@ where
 
     /// Waits until the service is ready.
     async fn ready(&mut self, check: &'static str, service: &mut L::Service) -> bool {
-        match timeout(self.contract.limit, service.ready()).await {
+        match bounded(self.contract.limit, service.ready()).await {
             Ok(Ok(_)) => true,
             Ok(Err(_)) => false,
             Err(_) => {
@@ -392,7 +415,7 @@ where
                 reply.read(None).await;
             }
         };
-        if timeout(self.contract.limit, whole).await.is_err() {
+        if bounded(self.contract.limit, whole).await.is_err() {
             self.found(check, format!("a call never ended {when}"));
         }
     }
@@ -443,8 +466,8 @@ where
             }
             let call = trial.service.call((self.request)());
             let when = ["after its reply was dropped unread", "after its reply was dropped half read"][frames];
-            if let Ok(Ok(reply)) = timeout(self.contract.limit, call).await
-                && timeout(self.contract.limit, reply.read(Some(frames))).await.is_err()
+            if let Ok(Ok(reply)) = bounded(self.contract.limit, call).await
+                && bounded(self.contract.limit, reply.read(Some(frames))).await.is_err()
             {
                 self.found(CHECK, "a body never gave a frame");
             }
@@ -486,7 +509,7 @@ where
     async fn ready_error(&mut self) {
         const CHECK: &str = "ready-error";
         let trial = self.trial();
-        match timeout(self.contract.limit, trial.service.clone().oneshot((self.request)())).await {
+        match bounded(self.contract.limit, trial.service.clone().oneshot((self.request)())).await {
             Ok(Err(_)) => {}
             Ok(Ok(_)) => self.found(CHECK, "a reply although the inner service was never ready"),
             Err(_) => self.found(CHECK, "an error of poll_ready was swallowed: the caller waits for ever"),

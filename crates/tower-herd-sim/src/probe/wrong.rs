@@ -23,6 +23,8 @@ pub enum Wrong {
     LeaksOnError,
     /// Takes its one permit in `poll_ready` and keeps it when it is dropped uncalled.
     LeaksReadiness,
+    /// Waits for readiness by waking itself, and never looks at the inner service.
+    Spins,
     /// Turns an error of `poll_ready` into waiting for ever.
     HidesReadyError,
     /// Polls the inner future once more after its end.
@@ -33,12 +35,13 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 8] = [
+    pub const ALL: [Wrong; 9] = [
         Self::CallsClone,
         Self::ReusesReadiness,
         Self::LeaksOnDrop,
         Self::LeaksOnError,
         Self::LeaksReadiness,
+        Self::Spins,
         Self::HidesReadyError,
         Self::PollsAfterEnd,
         Self::Detaches,
@@ -109,6 +112,10 @@ where
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         match self.wrong {
             Wrong::ReusesReadiness if self.asked => Poll::Ready(Ok(())),
+            Wrong::Spins => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
             Wrong::HidesReadyError => match self.inner.poll_ready(cx) {
                 Poll::Ready(Err(_)) => Poll::Pending,
                 other => other,
@@ -133,7 +140,7 @@ where
         let permits = self.permits.clone();
         match self.wrong {
             Wrong::CallsClone => Box::pin(self.inner.clone().call(request)),
-            Wrong::ReusesReadiness | Wrong::HidesReadyError => Box::pin(self.inner.call(request)),
+            Wrong::ReusesReadiness | Wrong::HidesReadyError | Wrong::Spins => Box::pin(self.inner.call(request)),
             Wrong::LeaksReadiness => {
                 self.asked = false;
                 let call = self.inner.call(request);

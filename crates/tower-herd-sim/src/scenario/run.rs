@@ -164,12 +164,13 @@ pub fn oracle_seconds(settings: &Settings, seed: u64) -> Result<f64, RunError> {
 
 /// Runs a policy on a runtime of its own, whose clock is paused: takes milliseconds for minutes.
 ///
-/// The same settings, policy and seed give the same trace.
+/// The same settings, policy and seed give the same trace. A policy that needs
+/// [real time](Policy::real_time) gets it, and takes as long.
 pub fn run(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Run, RunError> {
     settings.validate()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
-        .start_paused(true)
+        .start_paused(!policy.real_time(settings))
         .build()
         .map_err(RunError::Runtime)?;
     LocalSet::new().block_on(&runtime, drive(settings, policy, seed))

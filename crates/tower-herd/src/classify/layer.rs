@@ -134,7 +134,6 @@ impl<C> ClassifyLayer<C, Bodies> {
 impl<S, C: Clone, M> Layer<S> for ClassifyLayer<C, M> {
     type Service = Classified<S, C, M>;
     fn layer(&self, inner: S) -> Self::Service {
-        self.provider.set_sensed();
         Classified::new(inner, self.provider.clone(), self.classify.clone(), self.options)
     }
 }

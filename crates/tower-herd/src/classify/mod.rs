@@ -23,23 +23,28 @@ mod traits;
 
 #[cfg(feature = "http")]
 pub use body::SensedBody;
+#[cfg(feature = "fleet-limit")]
+pub(crate) use error::is_timeout;
 pub use error::{NotExecuted, signal_of_error};
 pub use layer::{Bodies, ClassifyLayer, Replies};
 pub use service::Classified;
 pub use traits::{Classify, ClassifyFn, Exhausted, classify_fn};
 
+/// The classifier of a layer that was given none: HTTP and gRPC.
 #[cfg(feature = "http")]
-mod defaults {
-    pub type DefaultClassify = crate::HttpClassify;
-    pub type DefaultMode = super::Bodies;
-}
+pub type DefaultClassify = crate::HttpClassify;
+/// The classifier of a layer that was given none: without the feature `http` one must be given.
 #[cfg(not(feature = "http"))]
-mod defaults {
-    /// Without the feature `http` no classifier is known: name one with `.classify(..)`.
-    pub type DefaultClassify = ();
-    pub type DefaultMode = super::Replies;
-}
-use defaults::{DefaultClassify, DefaultMode};
+pub type DefaultClassify = Unclassified;
+
+#[cfg(feature = "http")]
+type DefaultMode = Bodies;
+#[cfg(not(feature = "http"))]
+type DefaultMode = Replies;
+
+/// Stands where a classifier is still missing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unclassified;
 
 #[cfg(all(test, feature = "http"))]
 mod tests;

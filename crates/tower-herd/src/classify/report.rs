@@ -1,6 +1,6 @@
-//! The one way in which the sensor speaks to the provider, and to the observer.
+//! The one way in which the sensor speaks to the provider.
 
-use crate::{Kind, Provider, Signal, observe::Event, provider::Sensing};
+use crate::{Provider, Signal, provider::Sensing};
 
 /// One call under observation. Dropped before [`head`](Report::head), or before
 /// [`end`](Report::end) after a good head, it counts as a call that its caller gave up.
@@ -26,7 +26,6 @@ impl Report {
         #[cfg(test)]
         self.log.head(signal);
         self.sensing.outcome(signal);
-        self.tell(signal);
     }
 
     /// The reply went on after a good head and has ended: well, or with this signal.
@@ -35,23 +34,6 @@ impl Report {
         #[cfg(test)]
         self.log.end(signal);
         self.sensing.end(signal);
-        if let Some(signal) = signal {
-            self.tell(signal);
-        }
-    }
-
-    /// The one place where [`Event::Signal`] is emitted. Refusals have an event of their own.
-    #[inline]
-    fn tell(&self, signal: &Signal) {
-        if !matches!(signal.kind, Kind::Success | Kind::Refused) {
-            let provider = self.sensing.provider();
-            provider.observe(|| Event::Signal {
-                provider: provider.name(),
-                scope: provider.scope_name().map(|scope| &**scope),
-                kind: signal.kind,
-                wait: signal.pushback.wait(),
-            });
-        }
     }
 }
 

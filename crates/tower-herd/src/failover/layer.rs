@@ -1,11 +1,11 @@
 use super::{HashedFailover, LadderError, Rung, patience::Patience, rung::check};
-use crate::{classify::DefaultClassifier, retry::CloneRequest};
+use crate::{classify::DefaultClassify, retry::CloneRequest};
 use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 /// A ladder around one client: each rung is a stack of layers over a clone of it. See the
 /// [module](super).
-pub struct HashedFailoverLayer<L, Req, R = CloneRequest, C = DefaultClassifier> {
+pub struct HashedFailoverLayer<L, Req, R = CloneRequest, C = DefaultClassify> {
     rungs: Arc<[Rung<L, Req>]>,
     patience: Patience,
     resend: R,
@@ -21,7 +21,7 @@ impl<L, Req> HashedFailoverLayer<L, Req> {
             rungs,
             patience: Patience::default(),
             resend: CloneRequest,
-            classify: DefaultClassifier::default(),
+            classify: DefaultClassify::default(),
         })
     }
 }

@@ -1,7 +1,7 @@
 use super::{LadderError, ResponseFuture, Rung, future, patience::Patience, rung::check};
 use crate::{
     BoxError, Classify, HasTask, Key, Task,
-    classify::DefaultClassifier,
+    classify::DefaultClassify,
     provider::{Denied, Slot},
     random::mix,
     retry::{CloneRequest, Resend},
@@ -18,7 +18,7 @@ use std::{
 use tower_service::Service;
 
 /// A ladder over services. See the [module](super).
-pub struct HashedFailover<S, Req, R = CloneRequest, C = DefaultClassifier> {
+pub struct HashedFailover<S, Req, R = CloneRequest, C = DefaultClassify> {
     pub(super) ladder: Arc<Ladder<S, Req>>,
     pub(super) resend: R,
     pub(super) classify: C,
@@ -38,7 +38,7 @@ impl<S, Req> HashedFailover<S, Req> {
     pub fn new(rungs: impl IntoIterator<Item = Rung<S, Req>>) -> Result<Self, LadderError> {
         let rungs: Vec<_> = rungs.into_iter().collect();
         check(&rungs)?;
-        Ok(HashedFailover::build(rungs, Patience::default(), CloneRequest, DefaultClassifier::default()))
+        Ok(HashedFailover::build(rungs, Patience::default(), CloneRequest, DefaultClassify::default()))
     }
 }
 

@@ -1,11 +1,11 @@
 use super::{FleetLimit, UntilBodyEnd, UntilReply};
-use crate::{Provider, classify::DefaultClassifier};
+use crate::{Provider, classify::DefaultClassify};
 use std::time::Duration;
 use tower_layer::Layer;
 
 /// Keeps the calls in flight at a provider under its ceiling. See the [module](super).
 #[derive(Clone, Debug)]
-pub struct FleetLimitLayer<H = UntilBodyEnd, C = DefaultClassifier> {
+pub struct FleetLimitLayer<H = UntilBodyEnd, C = DefaultClassify> {
     provider: Provider,
     patience: Option<Duration>,
     hold: H,
@@ -17,7 +17,7 @@ impl FleetLimitLayer {
     /// deadline.
     #[must_use]
     pub fn new(provider: &Provider) -> Self {
-        Self::with(provider, DefaultClassifier::default())
+        Self::with(provider, DefaultClassify::default())
     }
 }
 

@@ -368,24 +368,3 @@ impl fmt::Debug for Provider {
             .finish_non_exhaustive()
     }
 }
-
-/// One call under observation.
-pub(crate) struct Sensing {
-    provider: Provider,
-}
-
-impl Sensing {
-    /// Whose call it is.
-    pub(crate) fn provider(&self) -> &Provider {
-        &self.provider
-    }
-    /// The head of the reply (or an error) is there and says this.
-    pub(crate) fn outcome(&mut self, signal: &Signal) {
-        let _ = (signal, &self.provider);
-    }
-    /// The reply went on after a good head, and its body has ended: well (none), or with this signal
-    /// (trailers, a body error, an error event).
-    pub(crate) fn end(&mut self, signal: Option<&Signal>) {
-        let _ = (signal, &self.provider);
-    }
-}

@@ -65,6 +65,9 @@ impl Sensing {
         match signal.kind {
             Kind::Success | Kind::Empty => {
                 self.phase = Phase::Replied;
+                if signal.kind == Kind::Empty {
+                    self.tell(signal);
+                }
                 if self.matters(signal) {
                     self.success(signal);
                 }
@@ -127,16 +130,22 @@ impl Sensing {
         core.control(|control, _, _| control.on_duration(took));
     }
 
+    /// The one place where the event is emitted: once for each call that is not a plain success.
+    fn tell(&self, signal: &Signal) {
+        let provider = &self.provider;
+        provider.observe(|| Event::Signal {
+            provider: provider.name(),
+            scope: provider.scope_name().map(|name| &**name),
+            kind: signal.kind,
+            wait: signal.pushback.wait(),
+        });
+    }
+
     #[cold]
     fn trouble(&self, signal: &Signal) {
         let core = &self.provider.core;
         let now = core.clock().now();
-        core.observe(|| Event::Signal {
-            provider: &core.name,
-            scope: self.provider.scope_name().map(|name| &**name),
-            kind: signal.kind,
-            wait: signal.pushback.wait(),
-        });
+        self.tell(signal);
         match signal.kind {
             Kind::Throttled => {
                 core.throttled.fetch_add(1, Ordering::Relaxed);

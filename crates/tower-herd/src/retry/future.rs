@@ -2,13 +2,13 @@
 
 use super::{
     charge::{Resent, Withdrawal},
-    layer::{Bed, Core, DefaultClassifier, Shared},
+    layer::{Bed, Core, Shared},
     resend::{CloneRequest, Resend},
     state::{Cost, Decision, Reply, Session, Standing, Why},
 };
 use crate::{
     BoxError, Classify, Executed, Exhausted, HasTask, Kind, Refusal, Safety, Signal,
-    classify::DefaultClassifier, observe::Event, random::Random,
+    classify::DefaultClassify, observe::Event, random::Random,
 };
 use pin_project_lite::pin_project;
 use std::{
@@ -24,7 +24,7 @@ use tower_service::Service;
 
 pin_project! {
     /// A request and its repetitions. See the [module](crate::retry) for what a drop does.
-    pub struct ResponseFuture<S, Req, C = DefaultClassifier, R = CloneRequest>
+    pub struct ResponseFuture<S, Req, C = DefaultClassify, R = CloneRequest>
     where
         S: Service<Req>,
         R: Resend<Req>,

@@ -6,7 +6,7 @@ use super::{
     service::JitteredRetry,
 };
 use crate::{
-    classify::DefaultClassifier,
+    classify::DefaultClassify,
     observe::{Event, Observe, Trace},
     random::Seeds,
 };
@@ -25,7 +25,7 @@ use tower_layer::Layer;
 ///
 /// Clones, and all services made from them, share the budget, the bound on sleepers and the seeds. A
 /// setter starts these afresh, except the budget.
-pub struct JitteredRetryLayer<C = DefaultClassifier, R = CloneRequest> {
+pub struct JitteredRetryLayer<C = DefaultClassify, R = CloneRequest> {
     core: Arc<Core>,
     classify: C,
     resend: R,
@@ -81,7 +81,7 @@ impl JitteredRetryLayer {
         };
         JitteredRetryLayer {
             core: Arc::new(core),
-            classify: DefaultClassifier::default(),
+            classify: DefaultClassify::default(),
             resend: CloneRequest,
         }
     }

@@ -3,7 +3,7 @@ use super::{
     layer::Shared,
     resend::{CloneRequest, Resend},
 };
-use crate::{BoxError, Classify, HasTask, classify::DefaultClassifier};
+use crate::{BoxError, Classify, HasTask, classify::DefaultClassify};
 use std::{
     fmt,
     sync::Arc,
@@ -11,7 +11,7 @@ use std::{
 };
 
 /// The service of [`JitteredRetryLayer`](super::JitteredRetryLayer).
-pub struct JitteredRetry<S, C = DefaultClassifier, R = CloneRequest> {
+pub struct JitteredRetry<S, C = DefaultClassify, R = CloneRequest> {
     inner: S,
     shared: Arc<Shared<S, C, R>>,
 }

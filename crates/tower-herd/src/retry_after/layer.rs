@@ -1,11 +1,11 @@
 use super::RetryAfter;
-use crate::{Provider, classify::DefaultClassifier};
+use crate::{Provider, classify::DefaultClassify};
 use std::time::Duration;
 use tower_layer::Layer;
 
 /// Keeps every call back until the provider's pause is over. See the [module](super).
 #[derive(Clone, Debug)]
-pub struct RetryAfterLayer<C = DefaultClassifier> {
+pub struct RetryAfterLayer<C = DefaultClassify> {
     provider: Provider,
     patience: Option<Duration>,
     classify: C,
@@ -15,7 +15,7 @@ impl RetryAfterLayer {
     /// For HTTP and gRPC; waits as long as the task's deadline allows.
     #[must_use]
     pub fn new(provider: &Provider) -> Self {
-        Self::with(provider, DefaultClassifier::default())
+        Self::with(provider, DefaultClassify::default())
     }
 }
 
