@@ -11,7 +11,8 @@ use std::{
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt};
 use tower_herd::{
-    Backoff, Budget, HasTask, JitteredRetryLayer, Kind, RatioBudget, Refusal, RefusalKind, Safety, Task,
+    Backoff, Budget, Executed, HasTask, JitteredRetryLayer, Kind, RatioBudget, Refusal, RefusalKind, Safety,
+    Task,
     observe::{Event, Observe},
     retry::{InvalidRetryConfig, Never, RetryConfig, Unlimited},
 };
@@ -296,23 +297,27 @@ async fn a_drop_at_any_moment_leaks_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_in_flight_while_it_sleeps() {
-    let (service, seen) = provider([Hint(429, 5), Status(200)]);
+async fn nothing_is_in_flight_while_it_sleeps_and_nothing_sleeps_in_flight() {
+    let (service, seen) = provider([Hint(429, 5), Slow(200, S(60))]);
     let layer = retry();
     let mut call = std::pin::pin!(send(&layer, &service, get()));
     let _ = tokio::time::timeout(S(3), &mut call).await.unwrap_err();
     assert_eq!((layer.sleeping(), seen.in_flight.load(Ordering::Relaxed)), (1, 0));
+    let _ = tokio::time::timeout(S(20), &mut call).await.unwrap_err();
+    assert_eq!((layer.sleeping(), seen.in_flight.load(Ordering::Relaxed)), (0, 1));
     assert_eq!(status(&call.await), 200);
 }
 
 #[tokio::test(start_paused = true)]
 async fn copies_are_of_the_same_task_and_say_what_they_are() {
     let task = Task::new("t");
-    let (_, seen) = run(retry(), of(&task, get()), [Status(500), Status(500), Status(200)]).await;
+    let (_, seen) = run(retry(), of(&task, get()), [Status(500), Status(429), Status(200)]).await;
     let calls = seen.calls.lock().unwrap();
     assert!(calls.iter().all(|(_, t, _)| t.as_ref().unwrap().is(&task)));
     let attempts: Vec<_> = calls.iter().map(|(_, _, r)| r.as_ref().map(|r| r.attempt())).collect();
     assert_eq!(attempts, [None, Some(2), Some(3)]);
+    let executed: Vec<_> = calls.iter().filter_map(|(_, _, r)| r.as_ref().map(|r| r.executed())).collect();
+    assert_eq!(executed, [Executed::Maybe; 2], "the 429 proves nothing about the call before it");
 }
 
 #[tokio::test(start_paused = true)]

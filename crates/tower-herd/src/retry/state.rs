@@ -189,12 +189,14 @@ impl Session {
         };
         // The gate that refused spreads the crowd itself; what is added here keeps those apart that
         // stand behind different gates, and keeps a refusal of no length from spinning.
-        let range = Range { low: wait, high: wait.saturating_add(config.base.max(TICK)) };
+        let low = wait.max(TICK);
+        let range = Range { low, high: low.saturating_add(config.base) };
+        let left = standing.left.saturating_sub(TICK);
         let why = match (standing.kept, standing.room) {
             (false, _) => Why::Body,
             (_, false) => Why::Sleepers,
-            _ => match range.draw(standing.left.saturating_sub(TICK), random) {
-                Some(wait) => return Decision::Resend { wait: wait.max(TICK), cost: Cost::Free },
+            _ => match range.draw(left, random) {
+                Some(wait) => return Decision::Resend { wait, cost: Cost::Free },
                 None => Why::Deadline,
             },
         };
@@ -330,6 +332,8 @@ mod tests {
         assert!(S(5) <= wait && wait <= Duration::from_millis(5500));
         let late = decide(&refused(Some(S(60))), &spent);
         assert_eq!(late, Decision::GiveUp { why: Why::Deadline, retry_in: Some(S(60)) });
+        let over = decide(&refused(Some(S(0))), &Standing { left: S(0), ..spent });
+        assert_eq!(over, Decision::GiveUp { why: Why::Deadline, retry_in: Some(S(0)) });
         let terminal = decide(&refused(None), &spent);
         assert_eq!(terminal, Decision::GiveUp { why: Why::Refused, retry_in: None });
     }
@@ -384,7 +388,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_laws_hold_over_any_session(
-            replies in prop::collection::vec((signals(), prop::option::of(0..90_000u64), any::<bool>()), 1..60),
+            replies in prop::collection::vec((signals(), prop::option::of(prop_oneof![Just(0), 0..90_000u64]), any::<bool>()), 1..60),
             safety in prop::sample::select(vec![Safety::Safe, Safety::Costly, Safety::Keyed, Safety::Once]),
             (attempts, allowance, redeliveries) in (1..6u32, 1..6u32, 0..12u32),
             same_domain: bool,
