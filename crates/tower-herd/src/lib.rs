@@ -1,6 +1,91 @@
-//! Herd control for [tower](https://docs.rs/tower).
+//! Herd control for [tower](https://docs.rs/tower): layers that keep a fleet of clients from stampeding
+//! the providers it calls.
+//!
+//! A hundred clients with the same fallback chain and the same `retry(3)` are an outage generator. One
+//! provider says 429; all fail over at once, all retry at the same instants, and every layer above
+//! multiplies the retries. The cure is not one trick but a stack, each concern its own layer, usable
+//! alone or together.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower::{ServiceBuilder, service_fn};
+//! use tower_herd::{
+//!     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, RetryAfterLayer, TaskLayer,
+//! };
+//!
+//! # let client = service_fn(|_: http::Request<String>| async {
+//! #     Ok::<_, std::io::Error>(http::Response::new(http_body_util::Full::<bytes::Bytes>::default()))
+//! # });
+//! let search = Fleet::local().provider("search");
+//! let service = ServiceBuilder::new()
+//!     .layer(TaskLayer::new())
+//!     .layer(JitteredRetryLayer::new())
+//!     .layer(RetryAfterLayer::new(&search))
+//!     .layer(FleetLimitLayer::new(&search))
+//!     .layer(ClassifyLayer::new(&search))
+//!     .layer(AttemptTimeoutLayer::new(Duration::from_secs(30)))
+//!     .service(client);
+//! # let _ = service;
+//! ```
+//!
+//! # Words
+//!
+//! | word | meaning |
+//! |---|---|
+//! | [`Provider`] | something with a quota: its pause, its ceiling, its queue, shared by all who hold the handle; below it, [scopes](Provider::scope) |
+//! | [`Signal`] | what one reply or error says |
+//! | [`Task`] | one piece of work; its calls, retries and failovers draw on one deadline and one allowance |
+//! | [`Safety`] | what a request may suffer: whether it may be sent twice |
+//! | [`Refusal`] | a "no" of our own, with the instant from which it no longer holds |
+//! | slot, ceiling | one call in flight; the most there may be |
+//! | pause | the instant before which nobody calls |
+//! | ladder, tier, rung | ordered tiers of providers, cheapest first |
+//!
+//! # The order, and what breaks when two are swapped
+//!
+//! | outer | inner | swapped |
+//! |---|---|---|
+//! | [`TaskLayer`] | [`JitteredRetryLayer`] | each attempt is a task of its own, with a fresh deadline and allowance |
+//! | [`JitteredRetryLayer`] | [`HashedFailoverLayer`] | each rung is retried before the next is asked; a walk costs attempts times rungs |
+//! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
+//! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
+//! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
+//! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
+//!
+//! # What the layers promise
+//!
+//! - **Never early.** No call starts before the latest pause known; jitter only adds. A wait that does
+//!   not fit the task's deadline is answered at once, with its instant.
+//! - **Never above the ceiling** in force when the call was admitted; the slot of a call that was dropped
+//!   after it was sent lingers, since it may still run at the provider.
+//! - **No second side effect.** An unkeyed write is sent again only on proof that it was not executed.
+//! - **A 429 is flow control**, not a failure: it pauses the narrowest scope and cuts the ceiling once an
+//!   event.
+//! - **Every admission is a guard**, settled exactly once on success, error, panic and drop.
+//! - **No wait outlives the deadline**, and no slot is held while waiting.
+//!
+//! # Time, randomness and tests
+//!
+//! Time is tokio's: `#[tokio::test(start_paused = true)]` moves every wait of these layers. Randomness is
+//! seeded a session; [`Fleet::seed`], [`TaskLayer::seed`] and [`JitteredRetryLayer::seed`] fix it.
+//! `tower-herd-sim` has scripted providers and a contract probe for tests of your own.
+//!
+//! # Features
+//!
+//! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
+//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
+//! classifier; without it every layer needs a classifier of its own ([`classify_fn`]). `hyper-util` knows
+//! the connect errors of hyper-util's client, `metrics` counts, `serde` loads settings.
+//!
+//! # Choices of dependencies
+//!
+//! `xxhash-rust` hashes keys, since the choice of a rung must be the same in every process and version,
+//! which the standard library's hasher does not promise. `fastrand` draws jitter: small, seedable,
+//! without global state as it is used here. `httpdate` reads dates. No limiter or breaker crate is used:
+//! their ceilings cannot be lowered below what is out, or their state belongs to one service.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "http")]
 pub mod body;
