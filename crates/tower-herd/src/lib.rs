@@ -87,8 +87,8 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "http")]
-pub mod body;
+#[cfg(feature = "attempt-timeout")]
+pub mod attempt_timeout;
 mod chain;
 pub mod classify;
 pub mod clock;
@@ -113,6 +113,8 @@ pub mod task;
 
 #[cfg(feature = "http")]
 pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
+#[cfg(feature = "attempt-timeout")]
+pub use attempt_timeout::{AttemptTimeout, AttemptTimeoutLayer};
 pub use classify::{Classify, ClassifyFn, ClassifyLayer, Exhausted, NotExecuted, classify_fn};
 pub use clock::{Clock, Time};
 #[cfg(feature = "hashed-failover")]

@@ -47,6 +47,8 @@ pin_project! {
     }
 }
 
+type NextFrame<B> = Result<Frame<<B as Body>::Data>, <B as Body>::Error>;
+
 /// What has been read of a body, and the rest of it.
 pub(crate) struct Replay<B: Body> {
     frames: VecDeque<Frame<B::Data>>,
@@ -63,7 +65,7 @@ impl<B: Body> Replay<B> {
         Replay { frames: frames.into(), error, rest }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<NextFrame<B>>> {
         if let Some(frame) = self.frames.pop_front() {
             return Poll::Ready(Some(Ok(frame)));
         }

@@ -35,16 +35,13 @@ pub use traits::{Classify, ClassifyFn, Exhausted, classify_fn};
 pub type DefaultClassify = crate::HttpClassify;
 /// The classifier of a layer that was given none: without the feature `http` one must be given.
 #[cfg(not(feature = "http"))]
-pub type DefaultClassify = Unclassified;
-
-#[cfg(feature = "http")]
-type DefaultMode = Bodies;
-#[cfg(not(feature = "http"))]
-type DefaultMode = Replies;
-
-/// Stands where a classifier is still missing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unclassified;
+mod defaults {
+    /// Without the feature `http` no classifier is known: name one with `.classify(..)`.
+    pub type DefaultClassify = ();
+    pub type DefaultMode = super::Replies;
+}
+use defaults::DefaultClassify;
+pub(crate) use defaults::DefaultMode;
 
 #[cfg(all(test, feature = "http"))]
 mod tests;

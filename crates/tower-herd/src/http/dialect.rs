@@ -162,16 +162,11 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
     };
     let wait = match signal.kind {
         Kind::Throttled if found.secondary => told.or(Some(SECONDARY)),
-        Kind::Throttled => {
-            if told.is_none()
-                && let Some(wait) = limits.long_wait(now)
-            {
-                signal = Signal::new(Kind::Depleted).with_reach(Reach::Scope);
-                wait
-            } else {
-                told.or_else(|| resets(true)).or(found.primary.then_some(SECONDARY))
-            }
+        Kind::Throttled if told.is_none() && limits.is_out_for_long() => {
+            signal = Signal::new(Kind::Depleted).with_reach(Reach::Scope);
+            limits.wait(now, false)
         }
+        Kind::Throttled => told.or_else(|| resets(true)).or(found.primary.then_some(SECONDARY)),
         // The other buckets tell when they are full again, not when this passes.
         Kind::Overloaded => told.or_else(|| resets(false)),
         Kind::Depleted if found.says == Some(Says::DepletedToday) => told.filter(|wait| *wait >= LONG),

@@ -128,12 +128,12 @@ impl<B> Classify<http::Response<B>> for HttpClassifyAt {
         } else if !dialect::is_success(head.status) {
             dialect::error_body(head.status, head.headers, body, self.0)
         } else {
-            let found = match body::is_event_stream(head.content_type()) {
-                true => match body::first_event(body) {
-                    body::FirstEvent::Error(found) => Some(found),
-                    body::FirstEvent::Fine | body::FirstEvent::Incomplete => None,
-                },
-                false => body::of_success(body),
+            let found = if !body::is_event_stream(head.content_type()) {
+                body::of_success(body)
+            } else if let body::FirstEvent::Error(found) = body::first_event(body) {
+                Some(found)
+            } else {
+                None
             };
             found.map_or(signal, |found| dialect::hidden(found, head.headers, self.0))
         }

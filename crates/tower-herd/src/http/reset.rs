@@ -109,9 +109,10 @@ impl<'a> Limits<'a> {
         let (mut empty, mut other) = (None::<Duration>, None::<Duration>);
         let mut take = |is_empty: bool, wait: Option<Duration>| {
             let Some(wait) = wait else { return };
-            match is_empty {
-                true => empty = empty.max(Some(wait)),
-                false => other = Some(other.map_or(wait, |other| other.min(wait))),
+            if is_empty {
+                empty = empty.max(Some(wait));
+            } else {
+                other = Some(other.map_or(wait, |other| other.min(wait)));
             }
         };
         for bucket in &self.buckets[..self.len] {
@@ -126,11 +127,9 @@ impl<'a> Limits<'a> {
         empty.or(other.filter(|_| guess))
     }
 
-    /// The wait of an empty bucket that is filled once a day or a month, by its name.
-    pub(crate) fn long_wait(&self, now: Now<'_>) -> Option<Option<Duration>> {
-        let mut long =
-            self.buckets[..self.len].iter().filter(|bucket| bucket.window() > HOUR && bucket.is_empty());
-        long.next().map(|first| long.map(|bucket| bucket.wait(now)).fold(first.wait(now), Ord::max))
+    /// Whether a bucket is empty that is filled once a day or a month, by its name.
+    pub(crate) fn is_out_for_long(&self) -> bool {
+        self.buckets[..self.len].iter().any(|bucket| bucket.is_empty() && bucket.window() > HOUR)
     }
 
     /// The quota that binds first: an empty bucket, else requests before tokens.
@@ -621,7 +620,7 @@ mod tests {
              "[-0-9.:TZhms\" ;=rtq]{0,24}"), 0..12))
         {
             let pairs: Vec<(&str, &str)> = pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-            with(&pairs, |limits, now| { let _ = (limits.wait(now, true), limits.quota(now), limits.long_wait(now)); });
+            with(&pairs, |limits, now| { let _ = (limits.wait(now, true), limits.quota(now), limits.is_out_for_long()); });
         }
     }
 }

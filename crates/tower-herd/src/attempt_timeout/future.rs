@@ -1,0 +1,117 @@
+//! The futures of [`AttemptTimeoutLayer`](crate::AttemptTimeoutLayer).
+
+use super::{AttemptTimeout, Phase};
+use crate::{BoxError, task::far};
+use pin_project_lite::pin_project;
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// How long a call may take: of its own, and by its task.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    own: Duration,
+    task: Option<Instant>,
+}
+
+impl Deadline {
+    pub(crate) fn new(own: Duration, task: Option<Instant>) -> Self {
+        Deadline { own, task }
+    }
+}
+
+pin_project! {
+    /// The future of a [`Timed`](super::Timed) service for replies of any type.
+    ///
+    /// The timer is made when the inner future is first found pending: a reply that is there at once
+    /// costs neither a timer nor a look at the clock.
+    pub struct ReplyFuture<F> {
+        #[pin]
+        inner: F,
+        #[pin]
+        sleep: Option<Sleep>,
+        deadline: Deadline,
+        after: Duration,
+    }
+}
+
+impl<F> ReplyFuture<F> {
+    pub(crate) fn new(inner: F, deadline: Deadline) -> Self {
+        ReplyFuture { inner, sleep: None, deadline, after: Duration::ZERO }
+    }
+}
+
+impl<F, Res, E> Future for ReplyFuture<F>
+where
+    F: Future<Output = Result<Res, E>>,
+    E: Into<BoxError>,
+{
+    type Output = Result<Res, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut me = self.project();
+        if let Poll::Ready(outcome) = me.inner.poll(cx) {
+            return Poll::Ready(outcome.map_err(Into::into));
+        }
+        if me.sleep.is_none() {
+            let own = far(me.deadline.own);
+            let at = me.deadline.task.map_or(own, |task| own.min(task));
+            *me.after = me.deadline.own.saturating_sub(own.saturating_duration_since(at));
+            me.sleep.set(Some(sleep_until(at)));
+        }
+        if let Some(sleep) = me.sleep.as_pin_mut() {
+            ready!(sleep.poll(cx));
+        }
+        Poll::Ready(Err(AttemptTimeout { phase: Phase::Headers, after: *me.after }.into()))
+    }
+}
+
+impl<F> fmt::Debug for ReplyFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplyFuture").finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "http")]
+pin_project! {
+    /// The future of a [`Timed`](super::Timed) service for HTTP replies.
+    pub struct ResponseFuture<F> {
+        #[pin]
+        inner: ReplyFuture<F>,
+        idle: Duration,
+    }
+}
+
+#[cfg(feature = "http")]
+impl<F> ResponseFuture<F> {
+    pub(crate) fn new(inner: F, deadline: Deadline, idle: Duration) -> Self {
+        ResponseFuture { inner: ReplyFuture::new(inner, deadline), idle }
+    }
+}
+
+#[cfg(feature = "http")]
+impl<F, B, E> Future for ResponseFuture<F>
+where
+    F: Future<Output = Result<http::Response<B>, E>>,
+    E: Into<BoxError>,
+{
+    type Output = Result<http::Response<super::TimedBody<B>>, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let me = self.project();
+        let reply = ready!(me.inner.poll(cx))?;
+        Poll::Ready(Ok(reply.map(|body| super::TimedBody::new(body, *me.idle))))
+    }
+}
+
+#[cfg(feature = "http")]
+impl<F> fmt::Debug for ResponseFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}
