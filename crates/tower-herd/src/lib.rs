@@ -89,6 +89,8 @@
 
 #[cfg(feature = "attempt-timeout")]
 pub mod attempt_timeout;
+#[cfg(feature = "http")]
+pub mod body;
 mod chain;
 pub mod classify;
 pub mod clock;

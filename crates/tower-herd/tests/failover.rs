@@ -318,3 +318,33 @@ async fn rungs_change_the_request_on_its_way() {
     }
     let _ = HttpClassify::default();
 }
+
+// Law 4: what may have taken effect at one provider is repeated at no other.
+#[tokio::test(start_paused = true)]
+async fn a_keyed_write_stays_with_the_provider_that_may_have_executed_it() {
+    let ladder = ladder(&[1, 5], &[answer(503).after(ms(10)), answer(200)]);
+    let retrying = tower_herd::JitteredRetryLayer::new().attempts(3).layer(ladder.service());
+    let mut keyed = request(1);
+    keyed.extensions_mut().insert(Safety::Keyed);
+    let reply = retrying.oneshot(keyed).await.unwrap();
+    assert_eq!((reply.status().as_u16(), ladder.calls()), (503, vec![3, 0]));
+    let from = reply.extensions().get::<tower_herd::classify::FromProvider>();
+    assert_eq!(from.map(|from| &*from.0), Some("rung-0"));
+}
+
+// Law 3: the budget is kept by provider, and a repetition elsewhere is none there.
+#[tokio::test(start_paused = true)]
+async fn the_retry_budget_is_kept_by_provider() {
+    use tower_herd::{Budget as _, RatioBudget};
+    let ladder = ladder(&[5, 5], &[answer(500), answer(200)]);
+    let budget = RatioBudget::new(0.5).reserve(0, secs(1000));
+    let service = tower_herd::JitteredRetryLayer::new()
+        .budget(budget.clone())
+        .layer(ladder.service().budget(&budget));
+    for i in 0..10 {
+        assert_eq!(service.clone().oneshot(request(i)).await.unwrap().status(), 200);
+    }
+    assert!(budget.of("rung-0").unwrap().try_withdraw(), "ten first calls paid in there");
+    assert!(budget.of("rung-1").unwrap().try_withdraw());
+    assert!(!budget.of("elsewhere").unwrap().try_withdraw());
+}

@@ -79,8 +79,13 @@ fn proves(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Whether a wait of ours ran out: the call may still run at the provider.
+#[cfg(feature = "fleet-limit")]
 pub(crate) fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     chain(error).any(|link| {
+        #[cfg(feature = "attempt-timeout")]
+        if link.is::<crate::AttemptTimeout>() {
+            return true;
+        }
         link.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
     })
 }

@@ -28,20 +28,24 @@ pub(crate) use error::is_timeout;
 pub use error::{NotExecuted, signal_of_error};
 pub use layer::{Bodies, ClassifyLayer, Replies};
 pub use service::Classified;
-pub use traits::{Classify, ClassifyFn, Exhausted, classify_fn};
+pub use traits::{Classify, ClassifyFn, Exhausted, FromProvider, classify_fn};
 
 /// The classifier of a layer that was given none: HTTP and gRPC.
 #[cfg(feature = "http")]
 pub type DefaultClassify = crate::HttpClassify;
 /// The classifier of a layer that was given none: without the feature `http` one must be given.
 #[cfg(not(feature = "http"))]
-mod defaults {
-    /// Without the feature `http` no classifier is known: name one with `.classify(..)`.
-    pub type DefaultClassify = ();
-    pub type DefaultMode = super::Replies;
-}
-use defaults::DefaultClassify;
-pub(crate) use defaults::DefaultMode;
+pub type DefaultClassify = Unclassified;
+
+/// What a layer makes of a reply when it was not told: HTTP bodies are watched to their end.
+#[cfg(feature = "http")]
+pub(crate) type DefaultMode = Bodies;
+#[cfg(not(feature = "http"))]
+pub(crate) type DefaultMode = Replies;
+
+/// Stands where a classifier is still missing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unclassified;
 
 #[cfg(all(test, feature = "http"))]
 mod tests;

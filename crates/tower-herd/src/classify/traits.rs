@@ -45,6 +45,12 @@ pub trait Classify<Res> {
         false
     }
 
+    /// Leaves on the reply which provider it comes from. A ladder does so on replies that are no success.
+    /// The default leaves nothing.
+    fn stamp_provider(&self, reply: &mut Res, provider: &Arc<str>) {
+        let _ = (reply, provider);
+    }
+
     /// Which provider the outcome comes from, where a ladder below says so. The retry budget is kept by
     /// provider. The default does not know.
     fn provider(&self, outcome: Result<&Res, &(dyn Error + 'static)>) -> Option<Arc<str>> {
@@ -52,6 +58,11 @@ pub trait Classify<Res> {
         None
     }
 }
+
+/// Stands in the extensions of a reply that came through a ladder and is no success: the provider it
+/// comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FromProvider(pub Arc<str>);
 
 /// Stands in the extensions of the last real reply when retries have ended without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use super::{service::Ladder, wait::Waiting};
 use crate::{
-    BoxError, Classify, HasTask, Kind, Refusal, RefusalKind, Safety, Signal, Task,
+    BoxError, Classify, Executed, HasTask, Kind, Refusal, RefusalKind, Safety, Signal, Task,
     observe::Event,
     provider::{Slot, WaitFor, handover},
     retry::Resend,
@@ -80,7 +80,13 @@ where
     let safety = request.safety();
     let task = request.task().cloned();
     let key = ladder.key(task.as_ref());
-    let found = ladder.try_tier(key, 0);
+    // A keyed write that may have been executed at one provider is repeated nowhere else.
+    let home = match (safety, &task) {
+        (Safety::Keyed, Some(task)) => task.home(),
+        _ => None,
+    };
+    let barred = home.map_or(0, |home| ladder.all_but(&home));
+    let found = ladder.try_tier(key, barred);
     // Only now, so that the wait counts from the entry, and only if there is one.
     let wait = found.is_err().then(|| {
         let provider = &ladder.rungs[0].provider;
@@ -97,7 +103,7 @@ where
         key,
         wait,
         at: 0,
-        tried: 0,
+        tried: barred,
         waiting: None,
         held: None,
         refused: None,
@@ -151,15 +157,18 @@ where
     R: Resend<Req>,
     C: Classify<S::Response>,
 {
-    fn judge(&mut self, outcome: Result<S::Response, BoxError>) -> Next<S::Response> {
+    fn judge(&mut self, mut outcome: Result<S::Response, BoxError>) -> Next<S::Response> {
         let signal = self.classify.classify(match &outcome {
             Ok(reply) => Ok(reply),
             Err(error) => Err(&**error as &(dyn Error + 'static)),
         });
         match signal.kind {
-            Kind::Success | Kind::Rejected => Next::Return(outcome),
+            Kind::Success => Next::Return(outcome),
             Kind::Refused => self.refused(outcome),
-            _ => self.replied(outcome, &signal),
+            _ => {
+                self.note(&mut outcome, &signal);
+                self.replied(outcome, &signal)
+            }
         }
     }
 
@@ -204,6 +213,17 @@ where
         }
     }
 
+    /// Tells the layers further out, and the task, where this came from.
+    fn note(&self, outcome: &mut Result<S::Response, BoxError>, signal: &Signal) {
+        let name = self.ladder.rungs[self.at].provider.name();
+        if let Ok(reply) = outcome {
+            self.classify.stamp_provider(reply, name);
+        }
+        if let Some(task) = &self.task {
+            task.note_provider(name, signal.executed != Executed::No);
+        }
+    }
+
     /// A real reply that is not a success.
     fn replied(&mut self, outcome: Result<S::Response, BoxError>, signal: &Signal) -> Next<S::Response> {
         self.tried |= 1 << self.at;
@@ -213,6 +233,7 @@ where
         let here = &self.ladder.rungs[self.at];
         let more = self.ladder.next(self.key, self.tried).is_some();
         let allowed = match signal.kind {
+            Kind::Rejected => false,
             Kind::Empty => !here.paid,
             Kind::Throttled => {
                 let clock = here.provider.clock();
@@ -262,6 +283,7 @@ impl<S, Req, R, C> Future for ResponseFuture<S, Req, R, C>
 where
     S: Service<Req> + Clone,
     S::Error: Into<BoxError>,
+    Req: HasTask,
     R: Resend<Req>,
     C: Classify<S::Response>,
 {
@@ -286,6 +308,7 @@ where
                             Some(map) => map(request),
                             None => request,
                         };
+                        rung.sends(me.walk.task.as_ref(), &request);
                         let slot = slot.take().expect("granted with the rung");
                         let future = handover::offering(slot, || service.call(request));
                         me.state.set(State::Calling { future });

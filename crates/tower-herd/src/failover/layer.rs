@@ -1,5 +1,5 @@
 use super::{HashedFailover, LadderError, Rung, patience::Patience, rung::check};
-use crate::{classify::DefaultClassify, retry::CloneRequest};
+use crate::{classify::DefaultClassify, retry::{Budget, CloneRequest}};
 use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
@@ -38,6 +38,23 @@ impl<L, Req, R, C> HashedFailoverLayer<L, Req, R, C> {
     #[must_use]
     pub fn hint_patience(mut self, patience: Duration) -> Self {
         self.patience.hint = patience;
+        self
+    }
+
+    /// The retry budget of the layer above, so that it is kept by provider: a rung's first calls pay
+    /// into its part, and a repetition that goes to another rung than the one it was charged to gets
+    /// its charge back. Default: one pot for all, in which the retry layer counts by itself.
+    #[must_use]
+    pub fn budget(mut self, budget: &dyn Budget) -> Self
+    where
+        L: Clone,
+    {
+        let rungs = self.rungs.iter().map(|rung| {
+            let mut copy = rung.clone();
+            copy.pot = budget.of(rung.provider.name());
+            copy
+        });
+        self.rungs = rungs.collect();
         self
     }
 

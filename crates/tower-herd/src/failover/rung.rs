@@ -1,5 +1,5 @@
 use super::{LadderError, hash};
-use crate::{Key, Provider};
+use crate::{HasTask, Key, Provider, Task, retry::Budget};
 use std::{fmt, sync::Arc};
 
 /// What a rung does to a request before it goes there: its URL, its key, its model.
@@ -26,6 +26,8 @@ pub struct Rung<T, Req> {
     pub(super) paid: bool,
     pub(super) map: Option<MapRequest<Req>>,
     pub(super) with: T,
+    /// Its part of the retry budget.
+    pub(super) pot: Option<Arc<dyn Budget>>,
     name_hash: u64,
 }
 
@@ -42,6 +44,7 @@ impl<T, Req> Rung<T, Req> {
             paid: false,
             map: None,
             with,
+            pot: None,
             name_hash: hash::name_hash(&label(provider)),
         }
     }
@@ -82,6 +85,7 @@ impl<T, Req> Rung<T, Req> {
             paid: self.paid,
             map: self.map.clone(),
             with,
+            pot: self.pot.clone(),
             name_hash: self.name_hash,
         }
     }
@@ -94,12 +98,31 @@ impl<T, Req> Rung<T, Req> {
             paid: self.paid,
             map: self.map,
             with: change(self.with),
+            pot: self.pot,
             name_hash: self.name_hash,
         }
     }
 
     pub(super) fn score(&self, key: Key) -> f64 {
         hash::score(self.name_hash, self.weight, key)
+    }
+}
+
+impl<T, Req: HasTask> Rung<T, Req> {
+    /// The request is sent here: the retry budget is told.
+    pub(super) fn sends(&self, task: Option<&Task>, request: &Req) {
+        let resent = request.resent();
+        if let Some(resent) = resent {
+            resent.went_to(self.provider.name());
+        }
+        let Some(pot) = &self.pot else { return };
+        let first = match task {
+            Some(task) => task.first_deposit(pot.id()),
+            None => resent.is_none(),
+        };
+        if first {
+            pot.deposit();
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{
     classify::DefaultClassify,
     provider::{Denied, Slot},
     random::mix,
-    retry::{CloneRequest, Resend},
+    retry::{Budget, CloneRequest, Resend},
 };
 use std::{
     fmt,
@@ -71,6 +71,22 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
         HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience)), ..self }
     }
 
+    /// The retry budget of the layer above, so that it is kept by provider: a rung's first calls pay
+    /// into its part, and a repetition that goes to another rung than the one it was charged to gets
+    /// its charge back. Default: one pot for all, in which the retry layer counts by itself.
+    #[must_use]
+    pub fn budget(self, budget: &dyn Budget) -> Self
+    where
+        S: Clone,
+    {
+        let rungs = self.ladder.rungs.iter().map(|rung| {
+            let mut copy = rung.with(Mutex::new(copy(&rung.with)));
+            copy.pot = budget.of(rung.provider.name());
+            copy
+        });
+        HashedFailover { ladder: Arc::new(Ladder::new(rungs.collect(), self.ladder.patience)), ..self }
+    }
+
     /// How a request is kept for the next rung.
     #[must_use]
     pub fn resend<R2>(self, resend: R2) -> HashedFailover<S, Req, R2, C> {
@@ -122,6 +138,15 @@ impl<S, Req> Ladder<S, Req> {
         S: Clone,
     {
         copy(&self.rungs[rung].with)
+    }
+
+    /// The bits of all rungs but those of this provider; none if it has none here.
+    pub(super) fn all_but(&self, provider: &str) -> u64 {
+        let bits = |keep: bool| {
+            let rungs = self.rungs.iter().enumerate();
+            rungs.filter(|(_, rung)| (**rung.provider.name() == *provider) == keep).fold(0, |bits, (i, _)| bits | 1 << i)
+        };
+        if bits(true) == 0 { 0 } else { bits(false) }
     }
 
     /// The next rung after those in `done` (a bit a rung), in the order of this key.

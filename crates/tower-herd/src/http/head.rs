@@ -1,7 +1,7 @@
 use super::{body, dialect, grpc};
-use crate::{Classify, Exhausted, Kind, Signal, classify::signal_of_error};
+use crate::{Classify, Exhausted, Kind, Signal, classify::{FromProvider, signal_of_error}};
 use http::{Extensions, HeaderMap, HeaderValue, StatusCode, Version, header::CONTENT_TYPE};
-use std::{error::Error, fmt, time::SystemTime};
+use std::{error::Error, fmt, sync::Arc, time::SystemTime};
 
 /// The head of an HTTP reply: all that a classifier may look at, whatever the body's type.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +99,18 @@ impl<B> Classify<http::Response<B>> for HttpClassify {
     fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
         reply.extensions_mut().insert(exhausted);
     }
+
+    fn exhausted(&self, reply: &http::Response<B>) -> bool {
+        reply.extensions().get::<Exhausted>().is_some()
+    }
+
+    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
+        reply.extensions_mut().insert(FromProvider(provider.clone()));
+    }
+
+    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
+        Some(outcome.ok()?.extensions().get::<FromProvider>()?.0.clone())
+    }
 }
 
 impl<B> Classify<http::Response<B>> for HttpClassifyAt {
@@ -145,6 +157,18 @@ impl<B> Classify<http::Response<B>> for HttpClassifyAt {
 
     fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
         reply.extensions_mut().insert(exhausted);
+    }
+
+    fn exhausted(&self, reply: &http::Response<B>) -> bool {
+        reply.extensions().get::<Exhausted>().is_some()
+    }
+
+    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
+        reply.extensions_mut().insert(FromProvider(provider.clone()));
+    }
+
+    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
+        Some(outcome.ok()?.extensions().get::<FromProvider>()?.0.clone())
     }
 }
 
@@ -224,6 +248,18 @@ where
     fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
         HttpClassify.stamp_exhausted(reply, exhausted);
     }
+
+    fn exhausted(&self, reply: &http::Response<B>) -> bool {
+        HttpClassify.exhausted(reply)
+    }
+
+    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
+        HttpClassify.stamp_provider(reply, provider);
+    }
+
+    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
+        HttpClassify.provider(outcome)
+    }
 }
 
 impl<F> fmt::Debug for ClassifyHead<F> {
@@ -289,6 +325,18 @@ where
 
     fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
         HttpClassify.stamp_exhausted(reply, exhausted);
+    }
+
+    fn exhausted(&self, reply: &http::Response<B>) -> bool {
+        HttpClassify.exhausted(reply)
+    }
+
+    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
+        HttpClassify.stamp_provider(reply, provider);
+    }
+
+    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
+        HttpClassify.provider(outcome)
     }
 }
 

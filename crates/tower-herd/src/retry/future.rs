@@ -240,7 +240,9 @@ where
         if reply.signal.executed != Executed::No {
             slow.executed = reply.signal.executed;
         }
-        shared.classify.provider(as_dyn(&outcome))
+        // An error in place of a reply bears no mark, but its task knows.
+        let marked = shared.classify.provider(as_dyn(&outcome));
+        marked.or_else(|| kept.and_then(HasTask::task).and_then(crate::Task::last_provider))
     };
     let task = kept.and_then(HasTask::task);
     let bed = core.bed();

@@ -31,7 +31,7 @@ use crate::{Safety, random::mix};
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -119,6 +119,15 @@ struct Inner {
     throttled: AtomicU32,
     /// The retry budget that it was counted in last.
     deposited: AtomicUsize,
+    /// Where its last call that was no success went.
+    last: Mutex<Last>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Last {
+    provider: Option<Arc<str>>,
+    /// The provider at which a keyed write may have taken effect.
+    home: Option<Arc<str>>,
 }
 
 impl Task {
@@ -137,6 +146,7 @@ impl Task {
             spent: AtomicU32::new(0),
             throttled: AtomicU32::new(0),
             deposited: AtomicUsize::new(0),
+            last: Mutex::default(),
         }))
     }
 
@@ -185,6 +195,7 @@ impl Task {
                 spent: AtomicU32::new(0),
                 throttled: AtomicU32::new(0),
                 deposited: AtomicUsize::new(0),
+                last: Mutex::default(),
                 ..**old
             }));
         }
@@ -250,6 +261,28 @@ impl Task {
         // Read first: a store would take the cache line from the task's other calls.
         self.0.deposited.load(Ordering::Relaxed) != budget
             && self.0.deposited.swap(budget, Ordering::Relaxed) != budget
+    }
+
+    /// A call of it at `provider` came to nothing; it may have been executed there.
+    #[cfg_attr(not(feature = "hashed-failover"), expect(dead_code, reason = "only a ladder has several"))]
+    pub(crate) fn note_provider(&self, provider: &Arc<str>, executed: bool) {
+        let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.provider = Some(provider.clone());
+        if executed {
+            last.home = Some(provider.clone());
+        }
+    }
+
+    /// Where its last call that was no success went, if that was through a ladder.
+    #[cfg_attr(not(feature = "jittered-retry"), expect(dead_code, reason = "only that layer has a budget"))]
+    pub(crate) fn last_provider(&self) -> Option<Arc<str>> {
+        self.0.last.lock().unwrap_or_else(PoisonError::into_inner).provider.clone()
+    }
+
+    /// The provider at which it may have taken effect.
+    #[cfg_attr(not(feature = "hashed-failover"), expect(dead_code, reason = "only a ladder has several"))]
+    pub(crate) fn home(&self) -> Option<Arc<str>> {
+        self.0.last.lock().unwrap_or_else(PoisonError::into_inner).home.clone()
     }
 
     /// Whether both handles are the same task.
