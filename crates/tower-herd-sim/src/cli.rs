@@ -1,5 +1,6 @@
 //! The command line of `tower-herd-sim`, as a library so that other binaries can add policies.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -82,7 +83,7 @@ fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
             };
             let row = made.row(Some(seconds));
             if args.json {
-                println!("{}", row.json());
+                say(&row.json())?;
             }
             rows.push(row);
             if seed == args.seed {
@@ -91,7 +92,7 @@ fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
         }
     }
     if !args.json {
-        print_tables(args, &rows, &first);
+        say(&tables(args, &rows, &first))?;
     }
     if let Some(path) = &args.report {
         let page = report::html(&first, &rows[..first.len()]);
@@ -101,18 +102,27 @@ fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
     Ok(())
 }
 
-fn print_tables(args: &Args, rows: &[Row], first: &[Run]) {
-    println!("scenario {}, seed {}{}", args.scenario, args.seed, set_text(&args.set));
+/// A line on stdout; whoever closes the pipe early has seen enough.
+fn say(text: &str) -> Result<(), String> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other.map_err(|e| format!("stdout: {e}")),
+    }
+}
+
+fn tables(args: &Args, rows: &[Row], first: &[Run]) -> String {
+    let mut out = format!("scenario {}, seed {}{}\n\n", args.scenario, args.seed, set_text(&args.set));
     if args.seeds > 1 {
-        println!("\n{}", report::summary(rows));
+        out.push_str(&report::summary(rows));
     } else {
-        println!("\n{}\n{}", report::table(rows), report::rungs(first));
+        out.push_str(&format!("{}\n{}", report::table(rows), report::rungs(first)));
     }
     for run in first {
         if let Some(about) = &run.about {
-            println!("{}: {about}", run.policy);
+            out.push_str(&format!("\n{}: {about}\n", run.policy));
         }
     }
+    out.trim_end().to_string()
 }
 
 fn set_text(set: &[String]) -> String {

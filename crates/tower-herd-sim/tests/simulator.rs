@@ -29,7 +29,9 @@ fn the_naive_chain_collapses_as_published() {
 
 #[test]
 fn backoff_and_jitter_show_the_published_picture() {
-    for (policy, done, calls, seconds) in [(Chain::backoff(), 2819.0, 2.4, 47.0), (Chain::jitter(), 2669.0, 3.0, 44.0)] {
+    for (policy, done, calls, seconds) in
+        [(Chain::backoff(), 2819.0, 2.4, 47.0), (Chain::jitter(), 2669.0, 3.0, 44.0)]
+    {
         let r = stampede(&policy, &[], 1);
         let s = r.stats();
         let near = |x: f64, of: f64, by: f64| (x / of - 1.0).abs() < by;
@@ -84,7 +86,8 @@ fn no_provider_ever_serves_more_than_its_quota() {
     for rung in &r.rungs {
         for (at, level) in &rung.in_flight {
             let steps = &rung.ceiling;
-            let spared = rung.ceiling.iter().any(|(t, _)| *at >= *t && *at < *t + Duration::from_millis(1500));
+            let spared =
+                rung.ceiling.iter().any(|(t, _)| *at >= *t && *at < *t + Duration::from_millis(1500));
             let ceiling = steps.iter().rev().find(|(t, _)| t <= at).unwrap().1;
             assert!(spared || *level <= u64::from(ceiling), "{level} at {at:?}");
         }
@@ -108,7 +111,12 @@ fn equal_hint_tells_everybody_within_a_second() {
         let r = run(&settings(Scenario::EqualHint, &[handles]), &Chain::naive(), 1).unwrap();
         let s = r.stats();
         assert_eq!(s.tasks, 1000);
-        assert!(r.rungs[0].records.iter().all(|c| c.arrival >= Duration::from_secs(1) || c.outcome == Outcome::Throttled));
+        assert!(
+            r.rungs[0]
+                .records
+                .iter()
+                .all(|c| c.arrival >= Duration::from_secs(1) || c.outcome == Outcome::Throttled)
+        );
         // Each process is told by its own first refusal: only its own later calls are early, and the
         // last ones come after the first second and are served.
         match handles {

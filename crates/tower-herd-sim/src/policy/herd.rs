@@ -2,11 +2,11 @@
 
 use super::{Client, Policy, SimRequest, TaskInfo, World, erase};
 use crate::{BoxError, provider::ProviderService};
+use std::time::Duration;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_herd::{
-    ClassifyLayer, Fleet, FleetLimitLayer, HasTask, HashedFailover, JitteredRetryLayer, Provider, ProviderSettings,
-    RetryAfterLayer, Safety, Task, TaskLayer,
-    failover::Rung,
+    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HasTask, HashedFailover, JitteredRetryLayer,
+    Provider, ProviderSettings, RetryAfterLayer, Safety, Task, TaskLayer, failover::Rung,
 };
 
 /// Retry, a ladder, and per rung pause, fleet limit, sensor and attempt timeout. Nothing about the
@@ -29,6 +29,8 @@ fn client(world: &World, process: u32) -> Result<Client, BoxError> {
     let seed = world.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(process);
     let fleet = Fleet::local().seed(seed);
     let settings = &world.settings;
+    // As one would choose it who knows how long calls take: 30 s, or more for slow models.
+    let timeout = Duration::from_secs(30).max(settings.latency * 4);
     let mut rungs = Vec::new();
     for (i, service) in world.rungs(process).into_iter().enumerate() {
         let mut known = ProviderSettings::new().aborts(settings.aborts);
@@ -36,7 +38,7 @@ fn client(world: &World, process: u32) -> Result<Client, BoxError> {
             known = known.ceiling(settings.ceilings[i]);
         }
         let provider = fleet.configure(&format!("rung-{}", i + 1), known)?;
-        rungs.push(Rung::new(&provider, stack(&provider, service)).tier(i as u32));
+        rungs.push(Rung::new(&provider, stack(&provider, service, timeout)).tier(i as u32));
     }
     let ladder = HashedFailover::new(rungs)?;
     let service = ServiceBuilder::new()
@@ -55,15 +57,22 @@ fn client(world: &World, process: u32) -> Result<Client, BoxError> {
 fn stack(
     provider: &Provider,
     service: ProviderService,
+    timeout: Duration,
 ) -> impl Service<
     SimRequest,
-    Response = http::Response<impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static>,
+    Response = http::Response<
+        impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
+    >,
     Error = BoxError,
     Future: Send,
-> + Clone + Send + Sync + 'static {
+> + Clone
++ Send
++ Sync
++ 'static {
     ServiceBuilder::new()
         .layer(RetryAfterLayer::new(provider))
         .layer(FleetLimitLayer::new(provider))
         .layer(ClassifyLayer::new(provider))
+        .layer(AttemptTimeoutLayer::new(timeout))
         .service(service)
 }

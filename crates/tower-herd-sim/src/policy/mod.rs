@@ -200,7 +200,8 @@ impl Registry {
     /// Adds a policy before the oracle (which closes each table), replacing one of the same name.
     pub fn add(&mut self, policy: impl Policy + 'static) {
         self.0.retain(|p| p.name() != policy.name());
-        let at = if self.0.last().is_some_and(|p| p.name() == "oracle") { self.0.len() - 1 } else { self.0.len() };
+        let at =
+            if self.0.last().is_some_and(|p| p.name() == "oracle") { self.0.len() - 1 } else { self.0.len() };
         self.0.insert(at, Arc::new(policy));
     }
 

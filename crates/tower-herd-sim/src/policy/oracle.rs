@@ -19,7 +19,8 @@ use super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase};
 use crate::BoxError;
 use crate::provider::{Meter, Quota, ScriptedProvider};
 
-/// The ideal scheduler. See the [module](self).
+/// The ideal scheduler: knows every limit, learns of a change from one reply, obeys its hint, and
+/// sends each task to the cheapest rung with room.
 #[derive(Clone, Copy, Debug)]
 pub struct Oracle;
 
@@ -233,7 +234,10 @@ async fn serve(brain: Arc<Brain>, request: SimRequest, task: TaskInfo) -> Result
 }
 
 /// The place is held until the body has ended, as it is at the provider.
-async fn finish(reply: http::Response<crate::provider::ScriptedBody>, seat: Seat) -> Result<SimResponse, BoxError> {
+async fn finish(
+    reply: http::Response<crate::provider::ScriptedBody>,
+    seat: Seat,
+) -> Result<SimResponse, BoxError> {
     use http_body_util::{BodyExt, Full};
     let (parts, body) = reply.into_parts();
     let bytes = body.collect().await?.to_bytes();

@@ -61,7 +61,10 @@ impl<B> Service<Request<B>> for Router {
     type Response = Response<ScriptedBody>;
     type Error = BoxError;
     type Future = futures_util::future::ErrInto<
-        Either<futures_util::future::ErrInto<ProviderFuture, BoxError>, Ready<Result<Response<ScriptedBody>, BoxError>>>,
+        Either<
+            futures_util::future::ErrInto<ProviderFuture, BoxError>,
+            Ready<Result<Response<ScriptedBody>, BoxError>>,
+        >,
         BoxError,
     >;
 
@@ -77,7 +80,8 @@ impl<B> Service<Request<B>> for Router {
         match found {
             Some(service) => Either::Left(service.call(request).err_into()).err_into(),
             None => {
-                let error: BoxError = format!("no provider at host `{host}`; hosts are rung-1, rung-2, ...").into();
+                let error: BoxError =
+                    format!("no provider at host `{host}`; hosts are rung-1, rung-2, ...").into();
                 Either::Right(ready(Err(error))).err_into()
             }
         }

@@ -200,9 +200,15 @@ impl<F> Contract<F> {
             run.drop_ready().await;
         }
         let failing = ProbeScript { ready_fails: true, ..ProbeScript::default() };
-        Runner { contract: &self, name: "not ready", script: &failing, request: &request, report: &mut report }
-            .ready_error()
-            .await;
+        Runner {
+            contract: &self,
+            name: "not ready",
+            script: &failing,
+            request: &request,
+            report: &mut report,
+        }
+        .ready_error()
+        .await;
         report
     }
 }
@@ -465,7 +471,8 @@ where
                 return;
             }
             let call = trial.service.call((self.request)());
-            let when = ["after its reply was dropped unread", "after its reply was dropped half read"][frames];
+            let when =
+                ["after its reply was dropped unread", "after its reply was dropped half read"][frames];
             if let Ok(Ok(reply)) = bounded(self.contract.limit, call).await
                 && bounded(self.contract.limit, reply.read(Some(frames))).await.is_err()
             {

@@ -33,6 +33,6 @@ mod contract;
 mod service;
 mod wrong;
 
-pub use contract::{Contract, Finding, Report, Reply, UnderTest};
+pub use contract::{Contract, Finding, Reply, Report, UnderTest};
 pub use service::{ProbeBody, ProbeError, ProbeFuture, ProbeOutcome, ProbeScript, ProbeService, Violation};
 pub use wrong::{Wrong, WrongLayer, WrongService};

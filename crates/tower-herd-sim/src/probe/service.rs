@@ -218,7 +218,10 @@ impl ProbeService {
         (outcome, Counted { shared: self.shared.clone(), body: false })
     }
 
-    fn future<T>(&mut self, finish: impl FnOnce(ProbeOutcome, &Arc<Shared>) -> Result<T, ProbeError> + Send + 'static) -> ProbeFuture<T> {
+    fn future<T>(
+        &mut self,
+        finish: impl FnOnce(ProbeOutcome, &Arc<Shared>) -> Result<T, ProbeError> + Send + 'static,
+    ) -> ProbeFuture<T> {
         let (outcome, counted) = self.begin();
         let delay = self.shared.script.delay;
         let sleep = (!delay.is_zero()).then(|| Box::pin(tokio::time::sleep(delay)));
@@ -290,7 +293,9 @@ impl<B> Service<Request<B>> for ProbeService {
         self.future(|outcome, shared| {
             let (status, wait) = match outcome {
                 ProbeOutcome::Good => (StatusCode::OK, None),
-                ProbeOutcome::Status(code, wait) => (StatusCode::from_u16(code).unwrap_or(StatusCode::OK), wait),
+                ProbeOutcome::Status(code, wait) => {
+                    (StatusCode::from_u16(code).unwrap_or(StatusCode::OK), wait)
+                }
                 ProbeOutcome::Error => return Err(ProbeError::new("probe: scripted error")),
                 ProbeOutcome::Refused => return Err(ProbeError::refused()),
             };
@@ -349,7 +354,10 @@ impl Body for ProbeBody {
     type Data = Bytes;
     type Error = ProbeError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ProbeError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ProbeError>>> {
         let me = &mut *self;
         if me.left == 0 {
             me.counted = None;

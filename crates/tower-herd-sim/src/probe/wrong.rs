@@ -140,7 +140,9 @@ where
         let permits = self.permits.clone();
         match self.wrong {
             Wrong::CallsClone => Box::pin(self.inner.clone().call(request)),
-            Wrong::ReusesReadiness | Wrong::HidesReadyError | Wrong::Spins => Box::pin(self.inner.call(request)),
+            Wrong::ReusesReadiness | Wrong::HidesReadyError | Wrong::Spins => {
+                Box::pin(self.inner.call(request))
+            }
             Wrong::LeaksReadiness => {
                 self.asked = false;
                 let call = self.inner.call(request);

@@ -115,7 +115,8 @@ fn write_bucket(
             append(headers, "ratelimit", &format!("\"{unit}\";r={remaining};t={}", ceil_secs(full)));
         }
         LimitHeaders::GitHub => {
-            let reset = ceil_to_second(wall + full).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let reset =
+                ceil_to_second(wall + full).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             insert(headers, "x-ratelimit-limit", &limit.to_string());
             insert(headers, "x-ratelimit-remaining", &remaining.to_string());
             insert(headers, "x-ratelimit-used", &limit.saturating_sub(remaining).to_string());
@@ -200,9 +201,14 @@ mod tests {
 
     #[test]
     fn go_durations_print_as_go_does() {
-        for (ms, text) in
-            [(0, "0s"), (20, "20ms"), (1000, "1s"), (7660, "7.66s"), (360_000, "6m0s"), (3_723_500, "1h2m3.5s")]
-        {
+        for (ms, text) in [
+            (0, "0s"),
+            (20, "20ms"),
+            (1000, "1s"),
+            (7660, "7.66s"),
+            (360_000, "6m0s"),
+            (3_723_500, "1h2m3.5s"),
+        ] {
             assert_eq!(go_duration(Duration::from_millis(ms)), text);
         }
     }
@@ -248,7 +254,10 @@ mod tests {
         assert_eq!(openai["x-ratelimit-limit-requests"], "20");
         assert_eq!(openai["x-ratelimit-remaining-requests"], "15");
         assert_eq!(openai["x-ratelimit-reset-requests"], "250ms");
-        assert_eq!(write(LimitHeaders::Anthropic)["anthropic-ratelimit-requests-reset"], "2023-11-14T22:13:21Z");
+        assert_eq!(
+            write(LimitHeaders::Anthropic)["anthropic-ratelimit-requests-reset"],
+            "2023-11-14T22:13:21Z"
+        );
         assert_eq!(write(LimitHeaders::Ietf)["ratelimit"], "\"requests\";r=15;t=1");
         assert_eq!(write(LimitHeaders::GitHub)["x-ratelimit-reset"], "1700000001");
         assert!(write(LimitHeaders::None).is_empty());

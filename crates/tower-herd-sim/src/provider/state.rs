@@ -16,7 +16,11 @@ pub(crate) enum Decision {
     Unavailable,
     Throttle,
     /// The head comes after `head`, the call is over after `end`.
-    Serve { head: Duration, end: Duration, fails: bool },
+    Serve {
+        head: Duration,
+        end: Duration,
+        fails: bool,
+    },
 }
 
 /// The place of a call in service: its natural end and its record.
@@ -61,11 +65,14 @@ impl State {
 
     /// Lets time pass: due quota changes happen and calls reach their natural end.
     pub(crate) fn advance(&mut self, now: Duration) {
-        while let Some(&(at, quota)) = self.script.changes.get(self.next_change).filter(|(at, _)| *at <= now) {
+        while let Some(&(at, quota)) = self.script.changes.get(self.next_change).filter(|(at, _)| *at <= now)
+        {
             self.meter.set(at, quota);
             self.next_change += 1;
         }
-        while let Some((&(end, id), &fails)) = self.in_service.first_key_value().filter(|((end, _), _)| *end <= now) {
+        while let Some((&(end, id), &fails)) =
+            self.in_service.first_key_value().filter(|((end, _), _)| *end <= now)
+        {
             self.in_service.remove(&(end, id));
             self.flights.push((end, -1));
             self.settle(id, end, if fails { Outcome::Failed } else { Outcome::Served });
@@ -96,7 +103,8 @@ impl State {
     ) -> (usize, Decision) {
         self.advance(now);
         let id = self.records.len();
-        let paused = self.told.get(&process).filter(|t| now < t.until && t.from + self.script.told_grace <= now);
+        let paused =
+            self.told.get(&process).filter(|t| now < t.until && t.from + self.script.told_grace <= now);
         let long = paused.is_some_and(|t| t.until - t.from > LONG_PAUSE);
         self.records.push(CallRecord {
             arrival: now,
@@ -217,7 +225,9 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use super::super::quota::Rate;
     use super::*;
+    use proptest::prelude::*;
 
     fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -231,6 +241,34 @@ mod tests {
         let (id, d) = s.arrive(ms(now), Some(task), 0, 1.0);
         assert!(matches!(d, Decision::Serve { .. }), "{d:?} at {now}");
         id
+    }
+
+    proptest! {
+        #[test]
+        fn no_quota_is_ever_exceeded(
+            gaps in proptest::collection::vec((0u64..400, 0u8..4), 1..200), ceiling in 1u32..6, aborts: bool,
+        ) {
+            let quota = Quota { concurrency: Some(ceiling), ..Quota::requests(Rate::per_second(4.0)) };
+            let mut s = state(Script::new(quota).aborts(aborts));
+            let (mut now, mut held, mut admitted) = (0, Vec::new(), Vec::new());
+            for (gap, act) in gaps {
+                now += gap;
+                if act == 0 && let Some((id, end)) = held.pop() {
+                    s.hung_up(ms(now), id, Some(end));
+                } else if let (id, Decision::Serve { end, .. }) = s.arrive(ms(now), None, 0, 1.0) {
+                    held.push((id, ms(now) + end));
+                    admitted.push(ms(now));
+                }
+                prop_assert!(s.in_flight() <= ceiling as usize);
+            }
+            // A bucket of 4 that refills with 4 a second: at most 8 in any second.
+            prop_assert!(super::super::peak(&admitted, ms(1000)) <= 8);
+            s.advance(Duration::from_secs(3600));
+            prop_assert_eq!(s.in_flight(), 0);
+            prop_assert!(s.records.iter().all(|r| r.outcome != Outcome::Running || r.ended.is_none()));
+            let level: i32 = s.flights.iter().map(|(_, by)| by).sum();
+            prop_assert_eq!(level, 0);
+        }
     }
 
     #[test]
@@ -275,7 +313,10 @@ mod tests {
         let mut s = state(Script::new(Quota::concurrency(0)));
         let (first, _) = s.arrive(ms(0), None, 0, 1.0);
         // The refusal of the first is still under way.
-        assert!(!{ let (i, _) = s.arrive(ms(3), None, 0, 1.0); s.records[i].early });
+        assert!(!{
+            let (i, _) = s.arrive(ms(3), None, 0, 1.0);
+            s.records[i].early
+        });
         s.delivered(ms(5), first, Outcome::Throttled);
         s.tell(ms(5), first, ms(1000));
         for (now, process, early) in [(6, 0, true), (6, 1, false), (1004, 0, true), (1005, 0, false)] {

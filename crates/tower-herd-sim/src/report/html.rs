@@ -108,9 +108,10 @@ fn figures(page: &mut String, rows: &[Row]) {
     );
     let count = |v: Option<u64>| v.map_or("–".to_string(), |v| v.to_string());
     for r in rows {
-        let peaks = r.peak_100ms.as_ref().map_or("–".to_string(), |m| {
-            m.values().map(u64::to_string).collect::<Vec<_>>().join(" / ")
-        });
+        let peaks = r
+            .peak_100ms
+            .as_ref()
+            .map_or("–".to_string(), |m| m.values().map(u64::to_string).collect::<Vec<_>>().join(" / "));
         let _ = write!(
             page,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td{}>{}</td><td>{}</td><td>{}</td><td>{}</td>\
@@ -136,10 +137,13 @@ fn progress(page: &mut String, runs: &[Run]) {
     let max_x = runs.iter().map(|r| seconds(r.elapsed)).fold(0.1, f64::max);
     let max_y = runs.iter().map(|r| r.settings.tasks as f64).fold(1.0, f64::max);
     let lines = runs.iter().enumerate().map(|(i, run)| {
-        let ends: Vec<f64> = run.tasks.iter().filter(|t| t.lost.is_none()).map(|t| seconds(t.ended)).collect();
+        let ends: Vec<f64> =
+            run.tasks.iter().filter(|t| t.lost.is_none()).map(|t| seconds(t.ended)).collect();
         let every = (ends.len() / 200).max(1);
         let mut points = vec![(0.0, 0.0)];
-        points.extend(ends.iter().enumerate().filter(|(n, _)| n % every == 0).map(|(n, t)| (*t, n as f64 + 1.0)));
+        points.extend(
+            ends.iter().enumerate().filter(|(n, _)| n % every == 0).map(|(n, t)| (*t, n as f64 + 1.0)),
+        );
         if let Some(last) = ends.last() {
             points.push((*last, ends.len() as f64));
         }
@@ -150,7 +154,15 @@ fn progress(page: &mut String, runs: &[Run]) {
         title: "Tasks done over time".into(),
         text: runs
             .iter()
-            .map(|r| format!("{}: {} of {} after {:.1} s.", r.policy, r.done(), r.settings.tasks, seconds(r.elapsed)))
+            .map(|r| {
+                format!(
+                    "{}: {} of {} after {:.1} s.",
+                    r.policy,
+                    r.done(),
+                    r.settings.tasks,
+                    seconds(r.elapsed)
+                )
+            })
             .collect::<Vec<_>>()
             .join(" "),
         width: 900.0,
@@ -265,7 +277,12 @@ fn arrivals(run: &Run, index: usize, rung: usize, max_x: f64, step: f64) -> Plot
         max_y,
         scale: Scale::Log,
         series: vec![
-            Series { name: "arrivals a second".into(), class: "calls".into(), mark: Mark::Steps, points: all },
+            Series {
+                name: "arrivals a second".into(),
+                class: "calls".into(),
+                mark: Mark::Steps,
+                points: all,
+            },
             Series {
                 name: "429s a second".into(),
                 class: "refused".into(),

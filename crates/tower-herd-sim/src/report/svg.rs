@@ -143,7 +143,8 @@ impl Plot {
             );
             if let (Mark::Line, Some((x, y))) = (series.mark, series.points.last()) {
                 let (x, y) = (self.x(*x), self.y(*y));
-                let _ = write!(out, "<circle class=\"{}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/>", series.class);
+                let _ =
+                    write!(out, "<circle class=\"{}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/>", series.class);
             }
         }
         out.push_str("</svg>");

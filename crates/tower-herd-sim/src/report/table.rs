@@ -39,8 +39,19 @@ fn by_rung(map: Option<&std::collections::BTreeMap<String, u64>>) -> String {
 /// One line a row, under a head.
 pub fn table(rows: &[Row]) -> String {
     let head = [
-        "policy", "done", "lost", "calls", "x task", "429s", "seconds", "oracle", "ratio", "early", "dup",
-        "peak/100ms", "in flight",
+        "policy",
+        "done",
+        "lost",
+        "calls",
+        "x task",
+        "429s",
+        "seconds",
+        "oracle",
+        "ratio",
+        "early",
+        "dup",
+        "peak/100ms",
+        "in flight",
     ];
     let mut cells = vec![head.map(String::from).to_vec()];
     for r in rows {
@@ -65,13 +76,21 @@ pub fn table(rows: &[Row]) -> String {
 
 /// One line a rung of each run, with what the table has no room for.
 pub fn rungs(runs: &[Run]) -> String {
-    let head = ["policy", "rung", "calls", "served", "429s", "5xx", "no conn", "peak/s", "after pause", "probes"];
+    let head =
+        ["policy", "rung", "calls", "served", "429s", "5xx", "no conn", "peak/s", "after pause", "probes"];
     let mut cells = vec![head.map(String::from).to_vec()];
     for run in runs {
         for r in &run.rungs {
             let s = &r.stats;
             let figures = [
-                s.wire_calls, s.served, s.throttled, s.failed, s.unreachable, s.peak_1s, s.after_pause_100ms, s.probes,
+                s.wire_calls,
+                s.served,
+                s.throttled,
+                s.failed,
+                s.unreachable,
+                s.peak_1s,
+                s.after_pause_100ms,
+                s.probes,
             ];
             let mut line = vec![run.policy.to_string(), r.name.clone()];
             line.extend(figures.map(|f| f.to_string()));
@@ -83,7 +102,8 @@ pub fn rungs(runs: &[Run]) -> String {
 
 /// Mean and largest of the figures of several seeds, one line a policy.
 pub fn summary(rows: &[Row]) -> String {
-    let head = ["policy", "seeds", "lost", "x task", "", "429s", "", "ratio", "", "early", "dup", "peak/100ms"];
+    let head =
+        ["policy", "seeds", "lost", "x task", "", "429s", "", "ratio", "", "early", "dup", "peak/100ms"];
     let sub = ["", "", "max", "mean", "max", "mean", "max", "mean", "max", "max", "max", "max"];
     let mut cells = vec![head.map(String::from).to_vec(), sub.map(String::from).to_vec()];
     let mut names: Vec<&str> = Vec::new();

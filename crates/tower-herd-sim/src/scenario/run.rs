@@ -115,7 +115,8 @@ impl Run {
     /// The row of the table.
     pub fn row(&self, oracle_seconds: Option<f64>) -> Row {
         let s = self.stats();
-        let by_rung = |f: fn(&Stats) -> u64| self.rungs.iter().map(|r| (r.name.clone(), f(&r.stats))).collect();
+        let by_rung =
+            |f: fn(&Stats) -> u64| self.rungs.iter().map(|r| (r.name.clone(), f(&r.stats))).collect();
         let done = self.done();
         Row {
             scenario: self.settings.scenario.name().into(),
@@ -138,7 +139,8 @@ impl Run {
 
     /// A time by which this share of the tasks that were done was done.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
-        let mut ends: Vec<Duration> = self.tasks.iter().filter(|t| t.lost.is_none()).map(|t| t.ended).collect();
+        let mut ends: Vec<Duration> =
+            self.tasks.iter().filter(|t| t.lost.is_none()).map(|t| t.ended).collect();
         ends.sort_unstable();
         let last = ends.len().checked_sub(1)?;
         Some(ends[((last as f64) * share.clamp(0.0, 1.0)).round() as usize])

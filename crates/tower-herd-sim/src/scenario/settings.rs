@@ -275,7 +275,8 @@ impl Settings {
             }
             "hint" => self.hint = optional(value, |v| seconds(key, v, 0.0, 86_400.0))?,
             "hint_form" => {
-                let options = [("seconds", HintForm::Seconds), ("ms", HintForm::Millis), ("date", HintForm::Date)];
+                let options =
+                    [("seconds", HintForm::Seconds), ("ms", HintForm::Millis), ("date", HintForm::Date)];
                 self.hint_form = choice(key, value, "seconds, ms or date", &options)?;
             }
             "headers" => {
@@ -309,14 +310,16 @@ impl Settings {
                 })?;
             }
             "outage_kind" => {
-                self.outage_connect = choice(key, value, "connect or 503", &[("connect", true), ("503", false)])?;
+                self.outage_connect =
+                    choice(key, value, "connect or 503", &[("connect", true), ("503", false)])?;
             }
             "brownout" => self.brownout = real(key, value, 0.0, 1.0)?,
             "fault_rung" => self.fault_rung = whole(key, value, 0, 1000)? as usize,
             "aborts" => self.aborts = flag(key, value)?,
             "processes" => self.processes = whole(key, value, 1, 100_000)? as u32,
             "handles" => {
-                let separate = choice(key, value, "shared or separate", &[("shared", false), ("separate", true)])?;
+                let separate =
+                    choice(key, value, "shared or separate", &[("shared", false), ("separate", true)])?;
                 self.processes = if separate { self.agents } else { 1 };
             }
             "configured" => self.configured = flag(key, value)?,

@@ -11,10 +11,18 @@ pub(super) fn bad(key: &str, value: &str, expected: &'static str) -> SettingsErr
 pub(super) fn whole(key: &str, value: &str, min: u64, max: u64) -> Result<u64, SettingsError> {
     let n: u64 = value.trim().parse().map_err(|_| bad(key, value, "a whole number"))?;
     if n < min {
-        return Err(SettingsError::OutOfRange { key: key.into(), value: value.into(), range: format!("at least {min}") });
+        return Err(SettingsError::OutOfRange {
+            key: key.into(),
+            value: value.into(),
+            range: format!("at least {min}"),
+        });
     }
     if n > max {
-        return Err(SettingsError::OutOfRange { key: key.into(), value: value.into(), range: format!("at most {max}") });
+        return Err(SettingsError::OutOfRange {
+            key: key.into(),
+            value: value.into(),
+            range: format!("at most {max}"),
+        });
     }
     Ok(n)
 }
@@ -63,5 +71,9 @@ pub(super) fn choice<T: Copy>(
     expected: &'static str,
     options: &[(&str, T)],
 ) -> Result<T, SettingsError> {
-    options.iter().find(|(name, _)| *name == value.trim()).map(|(_, v)| *v).ok_or_else(|| bad(key, value, expected))
+    options
+        .iter()
+        .find(|(name, _)| *name == value.trim())
+        .map(|(_, v)| *v)
+        .ok_or_else(|| bad(key, value, expected))
 }

@@ -6,9 +6,7 @@ use http_body_util::BodyExt;
 use reqwest::{Request, Response};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error, Middleware, Next};
 use reqwest_retry::policies::ExponentialBackoff;
-use reqwest_retry::{
-    DefaultRetryableStrategy, RetryTransientMiddleware, Retryable, RetryableStrategy,
-};
+use reqwest_retry::{DefaultRetryableStrategy, RetryTransientMiddleware, Retryable, RetryableStrategy};
 use tower::ServiceExt;
 
 use super::super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase};
@@ -42,7 +40,9 @@ struct Strategy;
 impl RetryableStrategy for Strategy {
     fn handle(&self, result: &Result<Response, Error>) -> Option<Retryable> {
         match result {
-            Err(Error::Middleware(e)) if e.downcast_ref::<CallError>().is_some() => Some(Retryable::Transient),
+            Err(Error::Middleware(e)) if e.downcast_ref::<CallError>().is_some() => {
+                Some(Retryable::Transient)
+            }
             other => DefaultRetryableStrategy.handle(other),
         }
     }

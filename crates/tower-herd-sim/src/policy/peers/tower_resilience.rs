@@ -1,4 +1,9 @@
 //! tower-resilience 0.13.0: retry over a chain of rungs, each breaker over bulkhead.
+//!
+//! The bulkhead of 20 is a fixed ceiling that happens to be what the stampede leaves of rung one, so
+//! on that scenario this peer is never refused; it cannot use more than that either. Its wait is the
+//! shortest of those tried that loses no task there: 0.5 s is quicker (1.15 times the oracle's time)
+//! and loses 50, the documentation's 5 s never overflows to the other rungs and takes 150 s.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +24,7 @@ use crate::scenario::Settings;
 pub struct TowerResilience;
 
 const BULKHEAD: usize = 20;
-const WAIT: Duration = Duration::from_millis(500);
+const WAIT: Duration = Duration::from_millis(1500);
 const ATTEMPTS: usize = 3;
 const BACKOFF: Duration = Duration::from_millis(100);
 const OPEN: Duration = Duration::from_secs(30);
@@ -32,8 +37,8 @@ type Rung = BoxCloneSyncService<SimRequest, Reply, RungError>;
 #[derive(Clone, Copy, Debug)]
 struct ChainError {
     last: Option<StatusCode>,
-    /// Whether any rung was called at all.
-    sent: bool,
+    /// Whether a rung was called, or its bulkhead full: an open circuit alone is not worth a retry.
+    retry: bool,
 }
 
 impl fmt::Display for ChainError {
@@ -76,7 +81,7 @@ fn client(rungs: Vec<ProviderService>) -> Result<Client, BoxError> {
     let retry = RetryLayer::<SimRequest, Reply, ChainError>::builder()
         .max_attempts(ATTEMPTS)
         .backoff(ExponentialRandomBackoff::new(BACKOFF, 0.5)?)
-        .retry_on(|e: &ChainError| e.sent)
+        .retry_on(|e: &ChainError| e.retry)
         .build();
     Ok(Client::from_service(retry.layer(chain)))
 }
@@ -96,13 +101,13 @@ fn rung(service: ProviderService) -> Result<Rung, BoxError> {
 }
 
 async fn walk(rungs: Vec<Rung>, request: SimRequest) -> Result<Reply, ChainError> {
-    let mut error = ChainError { last: None, sent: false };
+    let mut error = ChainError { last: None, retry: false };
     for mut rung in rungs {
         let Ok(ready) = rung.ready().await else { continue };
         match ready.call(request.clone()).await {
             Ok(reply) if reply.status().is_success() => return Ok(reply),
-            Ok(reply) => error = ChainError { last: Some(reply.status()), sent: true },
-            Err(CircuitBreakerError::Inner(BulkheadServiceError::Inner(_))) => error.sent = true,
+            Ok(reply) => error = ChainError { last: Some(reply.status()), retry: true },
+            Err(CircuitBreakerError::Inner(BulkheadServiceError::Inner(_))) => error.retry = true,
             Err(_) => {}
         }
     }
