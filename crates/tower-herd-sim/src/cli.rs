@@ -34,6 +34,9 @@ struct Args {
     /// Writes a self-contained HTML page with plots (of the first seed).
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Writes one SVG image with the runs side by side (of the first seed).
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 }
 
 fn keys_help() -> String {
@@ -91,13 +94,19 @@ fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
             }
         }
     }
-    if !args.json {
-        say(&tables(args, &rows, &first))?;
-    }
     if let Some(path) = &args.report {
         let page = report::html(&first, &rows[..first.len()]);
         std::fs::write(path, page).map_err(|e| format!("--report {}: {e}", path.display()))?;
         eprintln!("report: {}", path.display());
+    }
+    if let Some(path) = &args.picture {
+        let image = report::picture(&first);
+        std::fs::write(path, image).map_err(|e| format!("--picture {}: {e}", path.display()))?;
+        eprintln!("picture: {}", path.display());
+    }
+    // Last: a reader that closes the pipe early ends the program.
+    if !args.json {
+        say(&tables(args, &rows, &first))?;
     }
     Ok(())
 }

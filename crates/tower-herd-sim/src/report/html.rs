@@ -63,7 +63,7 @@ pub fn html(runs: &[Run], rows: &[Row]) -> String {
     page
 }
 
-fn seconds(d: Duration) -> f64 {
+pub(super) fn seconds(d: Duration) -> f64 {
     d.as_secs_f64()
 }
 
@@ -249,7 +249,7 @@ fn grid(page: &mut String, runs: &[Run], shown: &[usize]) {
     page.push_str("</div>");
 }
 
-fn arrivals(run: &Run, index: usize, rung: usize, max_x: f64, step: f64) -> Plot {
+pub(super) fn arrivals(run: &Run, index: usize, rung: usize, max_x: f64, step: f64) -> Plot {
     let r = &run.rungs[rung];
     let bin = Duration::from_secs_f64(step);
     let points = |wanted: fn(Outcome) -> bool| {

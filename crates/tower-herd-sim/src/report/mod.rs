@@ -2,13 +2,15 @@
 //!
 //! [`Row`] is the one line of figures with fixed keys, for this simulator and for anything else that
 //! measures the same (a run over real sockets fills what it can and leaves the rest `null`).
-//! [`table`] prints rows for a terminal, [`html`] draws runs into one self-contained page.
+//! [`table`] prints rows for a terminal, [`html`] draws runs into one self-contained page, [`picture`] into one image.
 
 mod html;
+mod picture;
 mod row;
 mod svg;
 mod table;
 
 pub use html::html;
+pub use picture::picture;
 pub use row::Row;
 pub use table::{rungs, summary, table};
