@@ -12,7 +12,8 @@ fuzz_target!(|body: &[u8]| {
         (200, "application/json"),
         (200, "text/event-stream"),
     ] {
-        let reply = http::Response::builder().status(status).header("content-type", content_type).body(()).unwrap();
+        let reply =
+            http::Response::builder().status(status).header("content-type", content_type).body(()).unwrap();
         let signal = HttpClassify.classify(Ok(&reply));
         let _ = Classify::<http::Response<()>>::refine(&HttpClassify, Head::of(&reply), body, signal);
     }

@@ -96,6 +96,15 @@ fn every_vector() {
     }
 }
 
+/// The crate carries a copy of the workspace's vectors, so that its package can be tested alone.
+#[test]
+fn the_copies_agree() {
+    let shared = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/dialects.json");
+    if let Ok(shared) = std::fs::read_to_string(shared) {
+        assert!(shared == include_str!("vectors/dialects.json"), "copy tests/vectors/dialects.json");
+    }
+}
+
 #[test]
 fn a_stamp_is_preferred() {
     let stamp = Signal::new(Kind::Throttled).with_pushback(Pushback::After(Duration::from_secs(9)));

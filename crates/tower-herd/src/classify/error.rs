@@ -171,4 +171,26 @@ mod tests {
         let local = h2::Error::from(h2::Reason::REFUSED_STREAM);
         assert!(!NotExecuted::is_proven_by(&local));
     }
+
+    #[cfg(feature = "hyper-util")]
+    #[tokio::test]
+    async fn a_stream_that_the_server_refused_was_not_executed() {
+        for (reason, proven) in [(h2::Reason::REFUSED_STREAM, true), (h2::Reason::INTERNAL_ERROR, false)] {
+            let (ours, theirs) = tokio::io::duplex(4096);
+            let server = tokio::spawn(async move {
+                let mut connection = h2::server::handshake(theirs).await.unwrap();
+                let (_, mut respond) = connection.accept().await.unwrap().unwrap();
+                respond.send_reset(reason);
+                while connection.accept().await.is_some() {}
+            });
+            let (client, connection) = h2::client::handshake(ours).await.unwrap();
+            let connection = tokio::spawn(connection);
+            let (reply, _) =
+                client.ready().await.unwrap().send_request(http::Request::new(()), true).unwrap();
+            let error = Wrapper(reply.await.unwrap_err().into());
+            assert_eq!(NotExecuted::is_proven_by(&error), proven, "{reason}");
+            server.abort();
+            connection.abort();
+        }
+    }
 }

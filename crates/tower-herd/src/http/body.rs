@@ -1,15 +1,6 @@
 //! Error bodies: what they add to the head, in the forms that providers really send.
 //!
-//! | form | says |
-//! |---|---|
-//! | `insufficient_quota`, `billing_error`, "credit balance is too low" | [`Depleted`](crate::Kind::Depleted) |
-//! | a quota whose id says `PerDay` (Google) | depleted; its short `RetryInfo` belongs to another quota |
-//! | `rate_limit_exceeded`, `ThrottlingException`, `RESOURCE_EXHAUSTED`, `rateLimitExceeded`, ... | [`Throttled`](crate::Kind::Throttled), whatever the status |
-//! | GitHub's "secondary rate limit" and "abuse detection" texts | throttled for 60 s |
-//! | `overloaded_error`, `server_is_overloaded` | [`Overloaded`](crate::Kind::Overloaded) |
-//! | `model_not_found`, `DeploymentNotFound`, `API_KEY_INVALID` | [`Misconfigured`](crate::Kind::Misconfigured) |
-//! | `RetryInfo`, `retry_after`, "try again in 20s" | the wait |
-//! | an error with `code: 429` inside a 200 (OpenRouter), its `metadata.headers` | throttled, and the wait |
+//! The forms are listed in the [module above](super).
 //!
 //! Only fields that carry errors are looked at, and only exact codes decide: the word "quota" in a
 //! text says nothing (it stands in per-minute throttles too, coder/coder#26200), and a message may
@@ -96,7 +87,9 @@ pub(crate) fn of_success(body: &[u8]) -> Option<Found> {
     };
     let object = json.as_object()?;
     let mut found = Found::default();
-    let is_error = match object.get("error") {
+    // OpenAI's streams end with the whole response, and the error inside it.
+    let nested = || object.get("response")?.get("error");
+    let is_error = match object.get("error").or_else(nested) {
         Some(error @ (Value::Object(_) | Value::String(_))) => {
             walk(error, DEPTH, &mut found);
             true
@@ -530,6 +523,13 @@ mod tests {
         assert!(matches!(first_event(format!("data: x\n\n{error}").as_bytes()), FirstEvent::Fine));
         assert!(error_event(format!("data: x\n\n{error}").as_bytes()).is_some());
         assert!(error_event(b"data: an error: event: error\n\n").is_none());
+        // The rest of an event that was cut in two says nothing.
+        assert!(error_event(b"ent: error\n\ndata: {}\n\n").is_none());
+        let failed = "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"rate_limit_exceeded\"}}}\n\n";
+        assert_eq!(error_event(failed.as_bytes()).and_then(|found| found.says), Some(Says::Throttled));
+        let failed = "event: error\ndata: {\"type\":\"error\",\"code\":\"server_error\"}\n\n";
+        assert_eq!(error_event(failed.as_bytes()).and_then(|found| found.says), Some(Says::Failed));
+        assert!(error_event(b"data: {\"response\":{\"error\":null}}\n\n").is_none());
         assert!(matches!(first_event(b"data: {\"error\":{\"code\":429}}\n\n"), FirstEvent::Error(_)));
     }
 

@@ -16,8 +16,24 @@
 //! | 413 with a wait, 503 with a hint, 529 | overloaded |
 //! | other 4xx | rejected; 421 and 425 may be sent again |
 //!
-//! gRPC replies go by their `grpc-status`: [`grpc`]. What an error body changes is listed in
-//! the source of `body.rs`, and takes a layer that reads it: [`ClassifyLayer`](crate::ClassifyLayer).
+//! gRPC replies go by their `grpc-status`: [`grpc`].
+//!
+//! The wait, for throttled, overloaded and depleted replies only, is the first that can be read of:
+//! millisecond headers, `Retry-After`, the body, the reset of the limit that is used up. Numbers are
+//! seconds, or epochs by their size; absolute times are compared with the reply's own `Date`.
+//!
+//! Where a layer has read the error body ([`ClassifyLayer`](crate::ClassifyLayer)), that may say more:
+//!
+//! | form | says |
+//! |---|---|
+//! | `insufficient_quota`, `billing_error`, "credit balance is too low" | [`Depleted`](crate::Kind::Depleted) |
+//! | a quota whose id says `PerDay` (Google) | depleted; its short `RetryInfo` belongs to another quota |
+//! | `rate_limit_exceeded`, `ThrottlingException`, `RESOURCE_EXHAUSTED`, `rateLimitExceeded`, ... | [`Throttled`](crate::Kind::Throttled), whatever the status |
+//! | GitHub's "secondary rate limit" and "abuse detection" texts | throttled for 60 s |
+//! | `overloaded_error`, `server_is_overloaded` | [`Overloaded`](crate::Kind::Overloaded) |
+//! | `model_not_found`, `DeploymentNotFound`, `API_KEY_INVALID` | [`Misconfigured`](crate::Kind::Misconfigured) |
+//! | `RetryInfo`, `retry_after`, "try again in 20s" | the wait |
+//! | an error with `code: 429` inside a 200 (OpenRouter), its `metadata.headers` | throttled, and the wait |
 //!
 //! ```
 //! use std::time::Duration;
