@@ -46,5 +46,16 @@ pub mod provider;
 pub mod report;
 pub mod scenario;
 
+/// A duration times a factor, without the panics of `mul_f64`.
+pub(crate) fn scale(d: std::time::Duration, by: f64) -> std::time::Duration {
+    seconds(d.as_secs_f64() * by)
+}
+
+/// Seconds as a duration: nonsense is zero, too much is a year.
+pub(crate) fn seconds(s: f64) -> std::time::Duration {
+    const YEAR: f64 = 86_400.0 * 365.0;
+    std::time::Duration::try_from_secs_f64(s.clamp(0.0, YEAR)).unwrap_or_default()
+}
+
 /// A boxed error that any layer of a stack may return.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -126,6 +126,8 @@ fn equal_hint_tells_everybody_within_a_second() {
         let o = run(&settings(Scenario::EqualHint, &[handles]), &Oracle, 1).unwrap();
         assert_eq!((o.done(), o.stats().early_calls), (1000, 0));
         assert!((30.0..31.0).contains(&o.elapsed.as_secs_f64()));
+        // The oracle may send everybody at once; the figure sees it, and not the first second.
+        assert_eq!(o.stats().return_100ms, 1000);
     }
 }
 

@@ -338,9 +338,8 @@ async fn the_retry_budget_is_kept_by_provider() {
     use tower_herd::{Budget as _, RatioBudget};
     let ladder = ladder(&[5, 5], &[answer(500), answer(200)]);
     let budget = RatioBudget::new(0.5).reserve(0, secs(1000));
-    let service = tower_herd::JitteredRetryLayer::new()
-        .budget(budget.clone())
-        .layer(ladder.service().budget(&budget));
+    let service =
+        tower_herd::JitteredRetryLayer::new().budget(budget.clone()).layer(ladder.service().budget(&budget));
     for i in 0..10 {
         assert_eq!(service.clone().oneshot(request(i)).await.unwrap().status(), 200);
     }

@@ -57,7 +57,7 @@ impl Wait {
         match self {
             Self::None => Duration::ZERO,
             Self::Exponential => full,
-            Self::FullJitter => full.mul_f64(rng.f64()),
+            Self::FullJitter => crate::scale(full, rng.f64()),
         }
     }
 }

@@ -149,7 +149,7 @@ impl State {
             for (i, rung) in self.rungs.iter_mut().enumerate() {
                 let now = rung.provider.elapsed();
                 let wait = if now < rung.paused {
-                    rung.paused - now
+                    rung.paused.saturating_sub(now)
                 } else if rung.mirror.fits(now, rung.in_flight, cost) {
                     found = Some(i);
                     break;

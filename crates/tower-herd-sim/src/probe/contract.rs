@@ -18,6 +18,7 @@ use super::service::{ProbeOutcome, ProbeScript, ProbeService, Violation};
 use crate::BoxError;
 
 /// A layer with the means to see whether it holds anything.
+#[must_use = "nothing is tested until a contract is checked"]
 pub struct UnderTest<L> {
     layer: L,
     quiescent: Box<dyn Fn() -> bool>,
@@ -94,7 +95,10 @@ impl Report {
         self.findings.is_empty()
     }
 
-    /// Panics with all findings, if there are any.
+    /// Checks that nothing was found.
+    ///
+    /// # Panics
+    /// With all findings, if there are any.
     #[track_caller]
     pub fn assert_kept(&self) {
         let lines: Vec<String> = self.findings.iter().map(Finding::to_string).collect();
@@ -111,6 +115,7 @@ impl Report {
 
 /// The probe, for layers made by a factory: each trial gets a fresh one.
 #[derive(Clone, Debug)]
+#[must_use = "nothing is tested until the contract is checked"]
 pub struct Contract<F> {
     make: F,
     settle: Duration,

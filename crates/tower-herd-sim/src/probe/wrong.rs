@@ -158,14 +158,14 @@ where
                 Box::pin(async move {
                     let permit = permits.acquire().await;
                     if always {
-                        permit.into_iter().for_each(|p| p.forget());
+                        permit.into_iter().for_each(tokio::sync::SemaphorePermit::forget);
                         let reply = call.await;
                         permits.add_permits(1);
                         return reply;
                     }
                     let reply = call.await;
                     if reply.is_err() {
-                        permit.into_iter().for_each(|p| p.forget());
+                        permit.into_iter().for_each(tokio::sync::SemaphorePermit::forget);
                     }
                     reply
                 })
@@ -190,7 +190,7 @@ where
                         if send.is_closed() {
                             std::future::pending::<()>().await;
                         }
-                        let _ = send.send(reply);
+                        drop(send.send(reply));
                     });
                     match receive.await {
                         Ok(reply) => reply,

@@ -110,7 +110,7 @@ fn write_bucket(
             insert(headers, &format!("anthropic-ratelimit-{unit}-reset"), &reset);
         }
         LimitHeaders::Ietf => {
-            let window = ceil_secs(Duration::from_secs_f64(limit as f64 / bucket.rate().per_second)).max(1);
+            let window = ceil_secs(crate::seconds(limit as f64 / bucket.rate().per_second)).max(1);
             append(headers, "ratelimit-policy", &format!("\"{unit}\";q={limit};w={window}"));
             append(headers, "ratelimit", &format!("\"{unit}\";r={remaining};t={}", ceil_secs(full)));
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::seconds;
+
 /// How much a provider lets through. Several limits may hold at once; `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Quota {
@@ -36,6 +38,7 @@ impl Quota {
 }
 
 /// A rate and the way in which it refills.
+#[must_use = "a rate limits nothing by itself"]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Units a second.
@@ -104,7 +107,7 @@ impl Bucket {
         }
         match self.rate.window {
             Window::Refilling => {
-                let gained = (now - self.at).as_secs_f64() * self.rate.per_second;
+                let gained = now.saturating_sub(self.at).as_secs_f64() * self.rate.per_second;
                 self.level = (self.level + gained).min(self.rate.burst);
             }
             Window::Fixed(period) => {
@@ -171,10 +174,6 @@ fn window_of(at: Duration, period: Duration) -> u128 {
 fn until_next(at: Duration, period: Duration) -> Duration {
     let into = at.as_nanos() % period.as_nanos().max(1);
     period.saturating_sub(Duration::from_nanos(u64::try_from(into).unwrap_or(u64::MAX)))
-}
-
-fn seconds(s: f64) -> Duration {
-    Duration::try_from_secs_f64(s.max(0.0)).unwrap_or(Duration::from_secs(86_400))
 }
 
 /// A quota with its levels: decides whether one more call fits.

@@ -70,6 +70,9 @@ pub struct Stats {
     pub in_flight_peak: u64,
     /// Most arrivals in any 100 ms within the 2 s after the end of an announced pause.
     pub after_pause_100ms: u64,
+    /// Most arrivals in any 100 ms since the first announced pause of any caller ended: how dense
+    /// the crowd was when it came back.
+    pub return_100ms: u64,
 }
 
 impl Stats {
@@ -92,6 +95,7 @@ impl Stats {
             all.peak_1s = all.peak_1s.max(s.peak_1s);
             all.in_flight_peak = all.in_flight_peak.max(s.in_flight_peak);
             all.after_pause_100ms = all.after_pause_100ms.max(s.after_pause_100ms);
+            all.return_100ms = all.return_100ms.max(s.return_100ms);
             count_tasks(records, &mut tasks, &mut runs);
         }
         all.tasks = tasks.len() as u64;
@@ -99,7 +103,12 @@ impl Stats {
         all
     }
 
-    pub(crate) fn of(records: &[CallRecord], in_flight_peak: u64, pause_ends: &[Duration]) -> Stats {
+    pub(crate) fn of(
+        records: &[CallRecord],
+        in_flight_peak: u64,
+        pause_ends: &[Duration],
+        first_end: Option<Duration>,
+    ) -> Stats {
         let mut s = Stats { in_flight_peak, wire_calls: records.len() as u64, ..Stats::default() };
         for r in records {
             match r.outcome {
@@ -118,6 +127,8 @@ impl Stats {
         s.peak_1s = peak(&arrivals, Duration::from_secs(1));
         s.after_pause_100ms =
             peak_after(&arrivals, pause_ends, Duration::from_secs(2), Duration::from_millis(100));
+        let back = first_end.map_or(arrivals.len(), |end| arrivals.partition_point(|t| *t < end));
+        s.return_100ms = peak(&arrivals[back..], Duration::from_millis(100));
         let (mut tasks, mut runs) = (BTreeSet::new(), BTreeMap::new());
         count_tasks(records, &mut tasks, &mut runs);
         s.tasks = tasks.len() as u64;
@@ -141,7 +152,7 @@ fn count_tasks(records: &[CallRecord], tasks: &mut BTreeSet<u64>, runs: &mut BTr
 pub fn peak(sorted: &[Duration], window: Duration) -> u64 {
     let (mut first, mut most) = (0, 0);
     for (last, at) in sorted.iter().enumerate() {
-        while *at - sorted[first] >= window && first < last {
+        while at.saturating_sub(sorted[first]) >= window && first < last {
             first += 1;
         }
         most = most.max(last - first + 1);
@@ -240,7 +251,7 @@ mod tests {
         };
         let one = [record(Outcome::Throttled), record(Outcome::Served)];
         let two = [record(Outcome::Served)];
-        let (a, b) = (Stats::of(&one, 1, &[]), Stats::of(&two, 1, &[]));
+        let (a, b) = (Stats::of(&one, 1, &[], None), Stats::of(&two, 1, &[], None));
         assert_eq!((a.duplicates, b.duplicates), (0, 0));
         let all = Stats::of_all([(&a, &one[..]), (&b, &two[..])]);
         assert_eq!((all.duplicates, all.tasks, all.wire_calls), (1, 1, 3));

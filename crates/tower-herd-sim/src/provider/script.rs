@@ -68,6 +68,7 @@ pub enum Fault {
 ///
 /// Instants are counted from the creation of the provider.
 #[derive(Clone, Debug)]
+#[must_use = "a script does nothing until a provider runs it"]
 pub struct Script {
     pub(crate) name: String,
     pub(crate) quota: Quota,

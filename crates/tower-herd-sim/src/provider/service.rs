@@ -89,8 +89,10 @@ impl fmt::Debug for ScriptedProvider {
 impl ScriptedProvider {
     /// Starts the provider now, on tokio's clock: build it inside the runtime that will call it.
     pub fn new(script: Script) -> Self {
-        // Only dates in headers show the wall clock; everything else follows tokio's.
-        #[allow(clippy::disallowed_methods)]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "only dates in headers show the wall clock; everything else follows tokio's"
+        )]
         let wall = script.wall_start.unwrap_or_else(SystemTime::now);
         let shared = Shared { started: Instant::now(), wall, state: Mutex::new(State::new(script)) };
         Self { shared: Arc::new(shared) }
@@ -152,7 +154,7 @@ impl ScriptedProvider {
         let mut state = self.shared.lock();
         state.advance(self.shared.now());
         let ends = state.pause_ends();
-        Stats::of(&state.records, state.in_flight_peak as u64, &ends)
+        Stats::of(&state.records, state.in_flight_peak as u64, &ends, state.first_pause_end())
     }
 
     /// Every call so far, in order of arrival.

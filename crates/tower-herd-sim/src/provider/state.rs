@@ -105,7 +105,7 @@ impl State {
         let id = self.records.len();
         let paused =
             self.told.get(&process).filter(|t| now < t.until && t.from + self.script.told_grace <= now);
-        let long = paused.is_some_and(|t| t.until - t.from > LONG_PAUSE);
+        let long = paused.is_some_and(|t| t.until.saturating_sub(t.from) > LONG_PAUSE);
         self.records.push(CallRecord {
             arrival: now,
             task,
@@ -138,7 +138,7 @@ impl State {
         self.meter.charge(now, cost);
         let spread = self.script.spread;
         let factor = 1.0 - spread + 2.0 * spread * self.rng.f64();
-        let head = self.script.latency.mul_f64(factor);
+        let head = crate::scale(self.script.latency, factor);
         let fails = failure > 0.0 && self.rng.f64() < failure;
         let end = if fails { head } else { head + self.script.body_time };
         self.in_service.insert((now + end, id), fails);
@@ -172,7 +172,7 @@ impl State {
     pub(crate) fn succeeded(&mut self, id: usize) {
         let r = self.records[id];
         if let Some(t) = self.told.get(&r.process)
-            && t.until - t.from > LONG_PAUSE
+            && t.until.saturating_sub(t.from) > LONG_PAUSE
             && r.arrival >= t.from
         {
             self.told.remove(&r.process);
@@ -196,6 +196,11 @@ impl State {
 
     pub(crate) fn announced_until(&self) -> Option<Duration> {
         self.pauses.iter().map(|t| t.until).max()
+    }
+
+    /// When the first announced pause ended, whoever was told.
+    pub(crate) fn first_pause_end(&self) -> Option<Duration> {
+        self.pauses.iter().map(|t| t.until).min()
     }
 
     pub(crate) fn fault_until(&self, now: Duration) -> Option<Duration> {

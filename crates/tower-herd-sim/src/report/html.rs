@@ -1,6 +1,5 @@
 //! One self-contained page: figures, plots, and a few words on what one sees.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use super::Row;
@@ -17,14 +16,14 @@ const STYLE: &str = include_str!("style.css");
 pub fn html(runs: &[Run], rows: &[Row]) -> String {
     let mut page = String::new();
     let scenario = runs.first().map_or("", |r| r.settings.scenario.name());
-    let _ = write!(
+    put!(
         page,
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <meta name=\"color-scheme\" content=\"light dark\">\
          <title>tower-herd: {scenario}</title><style>{STYLE}</style></head><body><main>"
     );
-    let _ = write!(page, "<h1>{scenario}</h1>");
+    put!(page, "<h1>{scenario}</h1>");
     if let Some(run) = runs.first() {
         intro(&mut page, run);
     }
@@ -56,7 +55,7 @@ pub fn html(runs: &[Run], rows: &[Row]) -> String {
     }
     for run in runs {
         if let Some(about) = &run.about {
-            let _ = write!(page, "<p class=\"note\"><b>{}</b>: {}</p>", escape(run.policy), escape(about));
+            put!(page, "<p class=\"note\"><b>{}</b>: {}</p>", escape(run.policy), escape(about));
         }
     }
     page.push_str("</main></body></html>\n");
@@ -71,7 +70,7 @@ fn intro(page: &mut String, run: &Run) {
     let s = &run.settings;
     let ceilings: Vec<String> = s.ceilings.iter().map(u32::to_string).collect();
     let hint = s.hint.map_or("no hint".to_string(), |h| format!("Retry-After {} s", seconds(h)));
-    let _ = write!(
+    put!(
         page,
         "<p>{} agents, {} tasks, ceilings of {} (cheapest rung first); a call lasts {} s on average; a refusal \
          carries {hint}. ",
@@ -81,7 +80,7 @@ fn intro(page: &mut String, run: &Run) {
         seconds(s.latency),
     );
     if let Some(cut) = s.cut_at {
-        let _ = write!(
+        put!(
             page,
             "At {} s rung {} cuts its quota to {} without notice",
             seconds(s.scaled(cut)),
@@ -90,12 +89,12 @@ fn intro(page: &mut String, run: &Run) {
         );
         match s.returns {
             Some(back) => {
-                let _ = write!(page, ", and at {} s it is back. ", seconds(s.scaled(back)));
+                put!(page, ", and at {} s it is back. ", seconds(s.scaled(back)));
             }
             None => page.push_str(". "),
         }
     }
-    let _ = write!(page, "Seed {}. Everything is counted at the providers.</p>", run.seed);
+    put!(page, "Seed {}. Everything is counted at the providers.</p>", run.seed);
 }
 
 fn figures(page: &mut String, rows: &[Row]) {
@@ -112,7 +111,7 @@ fn figures(page: &mut String, rows: &[Row]) {
             .peak_100ms
             .as_ref()
             .map_or("–".to_string(), |m| m.values().map(u64::to_string).collect::<Vec<_>>().join(" / "));
-        let _ = write!(
+        put!(
             page,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td{}>{}</td><td>{}</td><td>{}</td><td>{}</td>\
              <td>{:.1}</td><td>{}</td><td>{}</td><td>{}</td><td>{peaks}</td></tr>",
@@ -174,9 +173,9 @@ fn progress(page: &mut String, runs: &[Run]) {
     };
     page.push_str("<h2>Tasks done over time</h2><p class=\"legend\">");
     for (i, run) in runs.iter().enumerate() {
-        let _ = write!(page, "<span class=\"key p{}\">{}</span>", i % 8, escape(run.policy));
+        put!(page, "<span class=\"key p{}\">{}</span>", i % 8, escape(run.policy));
     }
-    let _ = write!(
+    put!(
         page,
         "</p><figure>{}<figcaption>A dot marks the end of a run: a line that ends low has lost its tasks. The oracle knows every limit \
          and shows what is possible.</figcaption></figure>",
@@ -201,7 +200,7 @@ fn seen(page: &mut String, runs: &[Run], before: usize, after: usize) {
     for (word, run) in [("Before", &runs[before]), ("After", &runs[after])] {
         let s = run.stats();
         let ceiling = run.settings.ceilings.iter().sum::<u32>();
-        let _ = write!(
+        put!(
             page,
             "<p><b>{word} ({}):</b> {} of {} tasks done in {:.1} s, with {} calls, {} of them refused. \
              The busiest 100 ms at one rung brought {} arrivals, against {ceiling} places in all; {} calls came \
@@ -226,9 +225,9 @@ fn grid(page: &mut String, runs: &[Run], shown: &[usize]) {
     let rungs = runs[shown[0]].rungs.len();
     let max_x = shown.iter().map(|i| seconds(runs[*i].elapsed)).fold(0.1, f64::max);
     let step = nice(max_x / 160.0);
-    let _ = write!(page, "<div class=\"grid cols{}\">", shown.len());
+    put!(page, "<div class=\"grid cols{}\">", shown.len());
     for i in shown {
-        let _ = write!(page, "<h3>{}</h3>", escape(runs[*i].policy));
+        put!(page, "<h3>{}</h3>", escape(runs[*i].policy));
     }
     for rung in 0..rungs {
         let arrivals: Vec<Plot> = shown.iter().map(|i| arrivals(&runs[*i], *i, rung, max_x, step)).collect();
@@ -237,12 +236,7 @@ fn grid(page: &mut String, runs: &[Run], shown: &[usize]) {
             let max_y = row.iter().map(|p| p.max_y).fold(1.0, f64::max);
             for plot in &mut row {
                 plot.max_y = max_y;
-                let _ = write!(
-                    page,
-                    "<figure><figcaption>{}</figcaption>{}</figure>",
-                    escape(&plot.title),
-                    plot.svg()
-                );
+                put!(page, "<figure><figcaption>{}</figcaption>{}</figure>", escape(&plot.title), plot.svg());
             }
         }
     }
@@ -251,7 +245,7 @@ fn grid(page: &mut String, runs: &[Run], shown: &[usize]) {
 
 pub(super) fn arrivals(run: &Run, index: usize, rung: usize, max_x: f64, step: f64) -> Plot {
     let r = &run.rungs[rung];
-    let bin = Duration::from_secs_f64(step);
+    let bin = crate::seconds(step);
     let points = |wanted: fn(Outcome) -> bool| {
         let times = r.records.iter().filter(|c| wanted(c.outcome)).map(|c| c.arrival);
         let mut points: Vec<(f64, f64)> =

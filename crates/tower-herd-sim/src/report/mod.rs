@@ -4,6 +4,13 @@
 //! measures the same (a run over real sockets fills what it can and leaves the rest `null`).
 //! [`table`] prints rows for a terminal, [`html`] draws runs into one self-contained page, [`picture`] into one image.
 
+/// Appends formatted text to a string.
+macro_rules! put {
+    ($out:expr, $($text:tt)*) => {
+        $out.push_str(&format!($($text)*))
+    };
+}
+
 mod html;
 mod picture;
 mod row;

@@ -1,7 +1,5 @@
 //! Small plots as inline SVG: no script, no network, colours from the page's style sheet.
 
-use std::fmt::Write;
-
 /// How the vertical axis is divided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scale {
@@ -79,24 +77,24 @@ impl Plot {
             let (px, py) = (self.x(*x), self.y(*y));
             match (i, series.mark, last) {
                 (0, Mark::Steps, _) => {
-                    let _ = write!(d, "M{px:.1} {:.1}V{py:.1}", self.y(0.0));
+                    put!(d, "M{px:.1} {:.1}V{py:.1}", self.y(0.0));
                 }
                 (0, ..) => {
-                    let _ = write!(d, "M{px:.1} {py:.1}");
+                    put!(d, "M{px:.1} {py:.1}");
                 }
                 (_, Mark::Line, _) => {
-                    let _ = write!(d, "L{px:.1} {py:.1}");
+                    put!(d, "L{px:.1} {py:.1}");
                 }
                 // A run of equal values needs no points in between.
                 (_, _, Some(before)) if before == py && i + 1 < series.points.len() => {}
                 _ => {
-                    let _ = write!(d, "H{px:.1}V{py:.1}");
+                    put!(d, "H{px:.1}V{py:.1}");
                 }
             }
             last = Some(py);
         }
         if series.mark == Mark::Steps && last.is_some() {
-            let _ = write!(d, "V{:.1}Z", self.y(0.0));
+            put!(d, "V{:.1}Z", self.y(0.0));
         }
         d
     }
@@ -113,7 +111,7 @@ impl Plot {
         );
         for v in self.y_ticks() {
             let y = self.y(v);
-            let _ = write!(
+            put!(
                 out,
                 "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
                  <text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
@@ -125,7 +123,7 @@ impl Plot {
         }
         for v in ticks(self.max_x, 6) {
             let x = self.x(v);
-            let _ = write!(
+            put!(
                 out,
                 "<text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} s</text>",
                 h - 6.0,
@@ -134,7 +132,7 @@ impl Plot {
         }
         for series in self.series.iter().filter(|s| !s.points.is_empty()) {
             let fill = if series.mark == Mark::Steps { "area" } else { "line" };
-            let _ = write!(
+            put!(
                 out,
                 "<path class=\"{fill} {}\" d=\"{}\"><title>{}</title></path>",
                 series.class,
@@ -143,8 +141,7 @@ impl Plot {
             );
             if let (Mark::Line, Some((x, y))) = (series.mark, series.points.last()) {
                 let (x, y) = (self.x(*x), self.y(*y));
-                let _ =
-                    write!(out, "<circle class=\"{}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/>", series.class);
+                put!(out, "<circle class=\"{}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/>", series.class);
             }
         }
         out.push_str("</svg>");
@@ -173,7 +170,7 @@ fn number(v: f64) -> String {
     } else if (v - v.round()).abs() < 1e-9 {
         format!("{v:.0}")
     } else {
-        format!("{:.2}", v).trim_end_matches('0').to_string()
+        format!("{v:.2}").trim_end_matches('0').to_string()
     }
 }
 

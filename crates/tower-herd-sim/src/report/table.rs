@@ -76,8 +76,19 @@ pub fn table(rows: &[Row]) -> String {
 
 /// One line a rung of each run, with what the table has no room for.
 pub fn rungs(runs: &[Run]) -> String {
-    let head =
-        ["policy", "rung", "calls", "served", "429s", "5xx", "no conn", "peak/s", "after pause", "probes"];
+    let head = [
+        "policy",
+        "rung",
+        "calls",
+        "served",
+        "429s",
+        "5xx",
+        "no conn",
+        "peak/s",
+        "after pause",
+        "return",
+        "probes",
+    ];
     let mut cells = vec![head.map(String::from).to_vec()];
     for run in runs {
         for r in &run.rungs {
@@ -90,6 +101,7 @@ pub fn rungs(runs: &[Run]) -> String {
                 s.unreachable,
                 s.peak_1s,
                 s.after_pause_100ms,
+                s.return_100ms,
                 s.probes,
             ];
             let mut line = vec![run.policy.to_string(), r.name.clone()];

@@ -15,5 +15,5 @@ mod run;
 mod settings;
 mod value;
 
-pub use run::{Run, RunError, TaskResult, oracle_seconds, run, trace_hash};
-pub use settings::{LimitKind, Scenario, Settings, SettingsError, keys};
+pub use run::{Run, RunError, RungRun, TaskResult, oracle_seconds, run, trace_hash};
+pub use settings::{LimitKind, MEAN_COST, Scenario, Settings, SettingsError, keys};

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -149,14 +148,23 @@ impl Run {
 
 /// A number that differs if anything about who called which rung when differs.
 pub fn trace_hash(run: &Run) -> u64 {
-    let mut h = DefaultHasher::new();
+    // FNV-1a: the same on every machine and with every compiler.
+    let mut hash = 0xCBF2_9CE4_8422_2325u64;
+    let mut eat = |n: u64| {
+        for byte in n.to_le_bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+        }
+    };
     for rung in &run.rungs {
         for r in &rung.records {
-            (r.arrival, r.task, r.process, r.outcome).hash(&mut h);
+            eat(r.arrival.as_nanos() as u64);
+            eat(r.task.unwrap_or(u64::MAX));
+            eat(u64::from(r.process));
+            eat(r.outcome as u64);
         }
-        u64::MAX.hash(&mut h);
+        eat(u64::MAX);
     }
-    h.finish()
+    hash
 }
 
 /// The seconds the oracle takes with these settings.
@@ -193,7 +201,7 @@ async fn drive(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Ru
     for agent in 0..settings.agents {
         let process = agent % settings.processes;
         let client = clients[process as usize].clone();
-        let start = started + settings.start_within.mul_f64(rng.f64());
+        let start = started + crate::scale(settings.start_within, rng.f64());
         let plan = Plan { settings: settings.clone(), seed, started, start, agent, process };
         agents.push(tokio::task::spawn_local(live(plan, client, next.clone())));
     }

@@ -361,7 +361,7 @@ impl Settings {
 
     /// An instant of the schedule, scaled with the latency.
     pub fn scaled(&self, at: Duration) -> Duration {
-        at.mul_f64(self.latency.as_secs_f64())
+        crate::scale(at, self.latency.as_secs_f64())
     }
 
     /// The quota that a ceiling means under these settings.

@@ -46,7 +46,7 @@ pub(super) fn seconds(key: &str, value: &str, min: f64, max: f64) -> Result<Dura
     };
     let x: f64 = number.trim().parse().map_err(|_| bad(key, value, "seconds (or 5ms)"))?;
     let s = real(key, &(x * scale).to_string(), min, max)?;
-    Ok(Duration::from_secs_f64(s))
+    Ok(crate::seconds(s))
 }
 
 pub(super) fn flag(key: &str, value: &str) -> Result<bool, SettingsError> {

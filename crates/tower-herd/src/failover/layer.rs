@@ -1,5 +1,8 @@
 use super::{HashedFailover, LadderError, Rung, patience::Patience, rung::check};
-use crate::{classify::DefaultClassify, retry::{Budget, CloneRequest}};
+use crate::{
+    classify::DefaultClassify,
+    retry::{Budget, CloneRequest},
+};
 use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 

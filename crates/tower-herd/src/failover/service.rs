@@ -144,7 +144,9 @@ impl<S, Req> Ladder<S, Req> {
     pub(super) fn all_but(&self, provider: &str) -> u64 {
         let bits = |keep: bool| {
             let rungs = self.rungs.iter().enumerate();
-            rungs.filter(|(_, rung)| (**rung.provider.name() == *provider) == keep).fold(0, |bits, (i, _)| bits | 1 << i)
+            rungs
+                .filter(|(_, rung)| (**rung.provider.name() == *provider) == keep)
+                .fold(0, |bits, (i, _)| bits | 1 << i)
         };
         if bits(true) == 0 { 0 } else { bits(false) }
     }

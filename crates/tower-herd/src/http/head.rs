@@ -1,5 +1,8 @@
 use super::{body, dialect, grpc};
-use crate::{Classify, Exhausted, Kind, Signal, classify::{FromProvider, signal_of_error}};
+use crate::{
+    Classify, Exhausted, Kind, Signal,
+    classify::{FromProvider, signal_of_error},
+};
 use http::{Extensions, HeaderMap, HeaderValue, StatusCode, Version, header::CONTENT_TYPE};
 use std::{error::Error, fmt, sync::Arc, time::SystemTime};
 

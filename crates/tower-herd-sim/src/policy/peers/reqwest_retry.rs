@@ -29,7 +29,7 @@ impl Middleware for Terminal {
         let request = http::Request::<reqwest::Body>::try_from(request).map_err(Error::Reqwest)?;
         let reply = self.0.clone().oneshot(request).await.map_err(Error::middleware)?;
         let (parts, body) = reply.into_parts();
-        let bytes = body.collect().await.map(|b| b.to_bytes()).unwrap_or_default();
+        let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         Ok(Response::from(http::Response::from_parts(parts, bytes)))
     }
 }
