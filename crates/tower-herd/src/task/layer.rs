@@ -1,4 +1,4 @@
-use super::{Criticality, DEFAULT_ALLOWANCE, DEFAULT_DEADLINE, HasTask, Key, Task, far, fresh_id};
+use super::{Criticality, DEFAULT_ALLOWANCE, DEFAULT_DEADLINE, HasTask, Task, far, fresh_id};
 use crate::random::Seeds;
 use std::{
     fmt,
@@ -21,19 +21,22 @@ use tower_service::Service;
 /// ```
 /// use std::time::Duration;
 /// use tower::ServiceBuilder;
-/// use tower_herd::{Key, TaskLayer};
+/// use tower_herd::{Criticality, TaskLayer};
 ///
 /// let layer = TaskLayer::new()
 ///     .deadline(Duration::from_secs(20))
-///     .caller(|request: &http::Request<()>| request.headers().get("x-agent").map(|v| Key::from(v.as_bytes())));
+///     .with(|request: &http::Request<()>, task| match request.headers().get("x-agent") {
+///         Some(agent) => task.caller(agent.as_bytes()),
+///         None => task.criticality(Criticality::Batch), // nobody waits for it
+///     });
 /// let service = ServiceBuilder::new().layer(layer).service(tower::service_fn(|_: http::Request<()>| async {
 ///     Ok::<_, std::convert::Infallible>(http::Response::new(()))
 /// }));
 /// # let _ = service;
 /// ```
-pub struct TaskLayer<C = NoCaller> {
+pub struct TaskLayer<D = Alike> {
     shared: Arc<Shared>,
-    caller: C,
+    describe: D,
 }
 
 #[derive(Clone, Debug)]
@@ -49,23 +52,23 @@ struct Shared {
     seeds: Seeds,
 }
 
-/// No caller is named: all tasks share one place in the queues' round.
+/// All tasks of a layer are alike: the default of [`TaskLayer`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NoCaller;
+pub struct Alike;
 
-/// How the caller of a request is found: a closure, or [`NoCaller`].
-pub trait CallerOf<Req> {
-    /// The agent that the request comes from.
-    fn caller_of(&self, request: &Req) -> Option<Key>;
+/// What a request says of its task: a closure, or [`Alike`].
+pub trait Describe<Req> {
+    /// `task`, with what the request says of it.
+    fn describe(&self, request: &Req, task: Task) -> Task;
 }
-impl<Req> CallerOf<Req> for NoCaller {
-    fn caller_of(&self, _: &Req) -> Option<Key> {
-        None
+impl<Req> Describe<Req> for Alike {
+    fn describe(&self, _: &Req, task: Task) -> Task {
+        task
     }
 }
-impl<Req, F: Fn(&Req) -> Option<Key>> CallerOf<Req> for F {
-    fn caller_of(&self, request: &Req) -> Option<Key> {
-        self(request)
+impl<Req, F: Fn(&Req, Task) -> Task> Describe<Req> for F {
+    fn describe(&self, request: &Req, task: Task) -> Task {
+        self(request, task)
     }
 }
 
@@ -78,7 +81,7 @@ impl TaskLayer {
             allowance: DEFAULT_ALLOWANCE,
             criticality: Criticality::default(),
         };
-        TaskLayer { shared: Arc::new(Shared { defaults, seeds: Seeds::from_entropy() }), caller: NoCaller }
+        TaskLayer { shared: Arc::new(Shared { defaults, seeds: Seeds::from_entropy() }), describe: Alike }
     }
 }
 
@@ -88,11 +91,14 @@ impl Default for TaskLayer {
     }
 }
 
-impl<C> TaskLayer<C> {
+impl<D> TaskLayer<D> {
     fn change(self, change: impl FnOnce(&mut Defaults)) -> Self {
         let mut defaults = self.shared.defaults.clone();
         change(&mut defaults);
-        TaskLayer { shared: Arc::new(Shared { defaults, seeds: Seeds::from_entropy() }), caller: self.caller }
+        TaskLayer {
+            shared: Arc::new(Shared { defaults, seeds: Seeds::from_entropy() }),
+            describe: self.describe,
+        }
     }
 
     /// How long a task may take in all.
@@ -117,54 +123,56 @@ impl<C> TaskLayer<C> {
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         let shared = Shared { defaults: self.shared.defaults.clone(), seeds: Seeds::from_seed(seed) };
-        TaskLayer { shared: Arc::new(shared), caller: self.caller }
+        TaskLayer { shared: Arc::new(shared), describe: self.describe }
     }
 
-    /// Finds out which agent a request comes from.
+    /// What each request says of its task: `describe(&request, task)` is given a task with a fresh id
+    /// and the settings of this layer, and returns it with its id, caller, affinity, deadline, allowance
+    /// or criticality changed.
     #[must_use]
-    pub fn caller<D>(self, caller: D) -> TaskLayer<D> {
-        TaskLayer { shared: self.shared, caller }
+    pub fn with<E>(self, describe: E) -> TaskLayer<E> {
+        TaskLayer { shared: self.shared, describe }
     }
 }
 
-impl<C: Clone> Clone for TaskLayer<C> {
+impl<D: Clone> Clone for TaskLayer<D> {
     fn clone(&self) -> Self {
-        TaskLayer { shared: self.shared.clone(), caller: self.caller.clone() }
+        TaskLayer { shared: self.shared.clone(), describe: self.describe.clone() }
     }
 }
 
-impl<C> fmt::Debug for TaskLayer<C> {
+impl<D> fmt::Debug for TaskLayer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TaskLayer").field("defaults", &self.shared.defaults).finish_non_exhaustive()
     }
 }
 
-impl<S, C: Clone> Layer<S> for TaskLayer<C> {
-    type Service = StartTask<S, C>;
+impl<S, D: Clone> Layer<S> for TaskLayer<D> {
+    type Service = StartTask<S, D>;
     fn layer(&self, inner: S) -> Self::Service {
-        StartTask { inner, shared: self.shared.clone(), caller: self.caller.clone() }
+        StartTask { inner, shared: self.shared.clone(), describe: self.describe.clone() }
     }
 }
 
 /// The service of [`TaskLayer`].
 #[derive(Clone)]
-pub struct StartTask<S, C = NoCaller> {
+pub struct StartTask<S, D = Alike> {
     inner: S,
     shared: Arc<Shared>,
-    caller: C,
+    describe: D,
 }
 
-impl<S: fmt::Debug, C> fmt::Debug for StartTask<S, C> {
+impl<S: fmt::Debug, D> fmt::Debug for StartTask<S, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StartTask").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
-impl<S, C, Req> Service<Req> for StartTask<S, C>
+impl<S, D, Req> Service<Req> for StartTask<S, D>
 where
     S: Service<Req>,
     Req: HasTask,
-    C: CallerOf<Req>,
+    D: Describe<Req>,
 {
     type Response = S::Response;
     type Error = S::Error;
@@ -177,13 +185,11 @@ where
     fn call(&mut self, mut request: Req) -> S::Future {
         if request.task().is_none() {
             let defaults = &self.shared.defaults;
-            let mut task = Task::new(fresh_id(&self.shared.seeds).get())
+            let task = Task::new(fresh_id(&self.shared.seeds).get())
                 .deadline(far(defaults.deadline))
                 .allowance(defaults.allowance)
                 .criticality(defaults.criticality);
-            if let Some(caller) = self.caller.caller_of(&request) {
-                task = task.caller(caller.get());
-            }
+            let task = self.describe.describe(&request, task);
             request.set_task(task);
         }
         self.inner.call(request)
@@ -198,7 +204,7 @@ mod tests {
 
     type Request = http::Request<()>;
 
-    async fn seen<C: CallerOf<Request> + Clone>(layer: TaskLayer<C>, request: Request) -> Task {
+    async fn seen<D: Describe<Request> + Clone>(layer: TaskLayer<D>, request: Request) -> Task {
         let echo = service_fn(|r: Request| async move { Ok::<_, Infallible>(r.task().cloned().unwrap()) });
         layer.layer(echo).oneshot(request).await.unwrap()
     }
@@ -222,11 +228,12 @@ mod tests {
             .deadline(Duration::from_secs(5))
             .allowance(7)
             .criticality(Criticality::Batch)
-            .caller(|r: &Request| r.headers().get("x-agent").map(|v| Key::from(v.as_bytes())));
+            .with(|r: &Request, task| task.with_id(9).affinity(4).caller(r.headers()["x-agent"].as_bytes()));
         let request = http::Request::builder().header("x-agent", "a").body(()).unwrap();
         let task = seen(layer, request).await;
         assert_eq!(task.deadline_at(), Some(now + Duration::from_secs(5)));
         assert_eq!((task.allowance_total(), task.criticality_class()), (7, Criticality::Batch));
+        assert_eq!((task.id().get(), task.affinity_key().get()), (9, 4));
         assert_eq!(task.caller_key(), Some("a".into()));
     }
 

@@ -25,7 +25,7 @@
 
 mod layer;
 
-pub use layer::{StartTask, TaskLayer};
+pub use layer::{Alike, Describe, StartTask, TaskLayer};
 
 use crate::{Safety, random::mix};
 use std::{
@@ -148,6 +148,18 @@ impl Task {
             deposited: AtomicUsize::new(0),
             last: Mutex::default(),
         }))
+    }
+
+    /// Another id; the affinity key goes with it if it was the id.
+    #[must_use]
+    pub fn with_id(self, id: impl Into<Key>) -> Self {
+        self.change(|task| {
+            let id = id.into();
+            if task.affinity == task.id {
+                task.affinity = id;
+            }
+            task.id = id;
+        })
     }
 
     /// The agent it belongs to: queues are fair between callers.
