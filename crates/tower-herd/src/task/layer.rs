@@ -130,7 +130,7 @@ impl<D> TaskLayer<D> {
     /// and the settings of this layer, and returns it with its id, caller, affinity, deadline, allowance
     /// or criticality changed.
     #[must_use]
-    pub fn with<E>(self, describe: E) -> TaskLayer<E> {
+    pub fn with<Req, E: Fn(&Req, Task) -> Task>(self, describe: E) -> TaskLayer<E> {
         TaskLayer { shared: self.shared, describe }
     }
 }
