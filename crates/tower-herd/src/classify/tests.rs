@@ -432,3 +432,45 @@ async fn size_hints_and_ends_are_forwarded() {
     let sent = call(&layer, reply(500, &[], Full::<Bytes>::from("abc"))).await;
     assert_eq!(sent.body().size_hint().exact(), Some(3));
 }
+
+/// "How often are we throttled, by whom?": one event for each reply that is no plain success.
+#[test]
+fn what_is_no_plain_success_is_an_event() {
+    use tracing::field::{Field, Visit};
+    use tracing_subscriber::{layer::SubscriberExt, registry};
+
+    #[derive(Clone, Default)]
+    struct Seen(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+    struct Fields(String);
+    impl Visit for Fields {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            self.0 += &format!("{}={value:?} ", field.name());
+        }
+    }
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Seen {
+        fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            let mut fields = Fields(String::new());
+            event.record(&mut fields);
+            self.0.lock().unwrap().push(fields.0);
+        }
+    }
+
+    let seen = Seen::default();
+    tracing::subscriber::with_default(registry().with(seen.clone()), || {
+        let layer = ClassifyLayer::new(&provider());
+        for status in [200, 429, 404] {
+            let sent = reply(status, &[("retry-after", "3")], Empty::<Bytes>::new());
+            call(&layer, sent).now_or_never().unwrap();
+        }
+        let trailers = script([Trailers(&[("grpc-status", "14")])]);
+        let sent = call(&layer, reply(200, &[], trailers)).now_or_never().unwrap();
+        sent.into_body().collect().now_or_never().unwrap().unwrap();
+    });
+    let seen = seen.0.lock().unwrap();
+    assert_eq!(seen.len(), 3, "{seen:?}");
+    for (event, parts) in
+        seen.iter().zip([["throttled", "wait_ms=3000"], ["signal", "rejected"], ["signal", "failed"]])
+    {
+        assert!(parts.iter().all(|part| event.contains(part)) && event.contains("provider=\"p\""), "{event}");
+    }
+}

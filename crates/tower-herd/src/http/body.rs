@@ -36,9 +36,10 @@ pub(crate) struct Found {
     pub(crate) says: Option<Says>,
     /// An HTTP status that the body gives as the error's code.
     pub(crate) status: Option<u16>,
-    /// The wait, from a field that is made for it, else from a text.
+    /// The wait, from a field that is made for it.
     pub(crate) wait: Option<When>,
-    spoken: Option<Duration>,
+    /// The wait, from a text for people.
+    pub(crate) spoken: Option<Duration>,
     /// GitHub's secondary limit: no header tells how long it takes.
     pub(crate) secondary: bool,
     /// GitHub's text of its primary limit.
@@ -52,10 +53,6 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    pub(crate) fn wait(&self) -> Option<When> {
-        self.wait.or(self.spoken.map(When::Span))
-    }
-
     fn say(&mut self, says: Says) {
         self.says = self.says.max(Some(says));
     }
@@ -90,9 +87,15 @@ pub(crate) fn of_success(body: &[u8]) -> Option<Found> {
     // OpenAI's streams end with the whole response, and the error inside it.
     let nested = || object.get("response")?.get("error");
     let is_error = match object.get("error").or_else(nested) {
-        Some(error @ (Value::Object(_) | Value::String(_))) => {
+        Some(error @ Value::Object(_)) => {
             walk(error, DEPTH, &mut found);
             true
+        }
+        // A word, as Slack sends it: an error of ours only if it is known.
+        Some(Value::String(word)) => {
+            says_code(word, &mut found);
+            text(word, DEPTH, &mut found);
+            found.says.is_some()
         }
         _ => match object.get("errors") {
             Some(errors @ Value::Array(_)) => {
@@ -276,9 +279,12 @@ fn member(key: &str, value: &Value, depth: u8, found: &mut Found) {
         ("documentation_url", Value::String(url)) => {
             found.secondary |= url.contains("secondary-rate-limits") || url.contains("abuse-rate-limits");
         }
+        ("error", Value::String(word)) => {
+            says_code(word, found);
+            text(word, depth, found);
+        }
         (
-            "message" | "Message" | "detail" | "error" | "error_description" | "error_message" | "msg"
-            | "raw",
+            "message" | "Message" | "detail" | "error_description" | "error_message" | "msg" | "raw",
             Value::String(message),
         ) => text(message, depth, found),
         (
@@ -427,7 +433,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn seconds(found: &Found) -> Option<f64> {
-        found.wait().map(|when| when.wait(|| Duration::from_secs(1_700_000_000)).as_secs_f64())
+        let wait = found.wait.map(|when| when.wait(|| Duration::from_secs(1_700_000_000)));
+        wait.or(found.spoken).map(|wait| wait.as_secs_f64())
     }
 
     #[test]
@@ -496,6 +503,11 @@ mod tests {
         assert!(of_success(br#"{"choices":[{"message":"error"}],"error":null}"#).is_none());
         assert!(of_success(br#"{"choices":[{"message":"an \"error\" occurred"}]}"#).is_none());
         assert!(of_success(br#"{"errors":[]}"#).is_none());
+        assert!(of_success(br#"{"ok":false,"error":"channel_not_found"}"#).is_none());
+        assert_eq!(
+            of_success(br#"{"ok":false,"error":"ratelimited"}"#).and_then(|found| found.says),
+            Some(Says::Throttled)
+        );
         assert_eq!(of_success(br#"{"error":{"code":"429"}}"#).and_then(|found| found.status), Some(429));
         assert_eq!(
             of_success(br#"{"errors":[{"type":"RATE_LIMITED"}]}"#).and_then(|f| f.says),
@@ -593,7 +605,7 @@ mod tests {
         fn no_json_panics(json in json()) {
             let body = serde_json::to_vec(&json).unwrap();
             let found = of_error(&body);
-            let _ = found.wait().map(|when| when.wait(|| Duration::ZERO));
+            let _ = found.wait.map(|when| when.wait(|| Duration::ZERO));
             let _ = of_success(&body);
             let mut stream = b"data: ".to_vec();
             stream.extend(body);

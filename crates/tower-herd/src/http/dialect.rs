@@ -123,19 +123,21 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
     // What a gateway got and forwards is read like its own, and by the clock of whoever dated it.
     let inner_now =
         if found.headers.contains_key(DATE) { Now { headers: &found.headers, wall } } else { now };
-    let told = retry_after::told(headers, now)
-        .or_else(|| found.wait().map(|when| when.wait(|| now.get())))
+    let said = retry_after::told(headers, now)
+        .or_else(|| found.wait.map(|when| when.wait(|| now.get())))
         .or_else(|| retry_after::told(&found.headers, inner_now));
+    // A text for people may say how long to wait, but not turn one kind into another.
+    let told = said.or(found.spoken);
 
     let mut signal = match status.as_u16() {
         402 => Signal::new(Kind::Depleted),
         // Atlassian sends `Retry-After: 0` with every reply: only a real wait turns "no" into "not now".
-        403 if limits.wait(now, false).is_some() || told.is_some_and(|wait| !wait.is_zero()) => {
+        403 if limits.wait(now, false).is_some() || said.is_some_and(|wait| !wait.is_zero()) => {
             Signal::new(Kind::Throttled)
         }
         401 | 403 => Signal::new(Kind::Misconfigured),
         408 => Signal::new(Kind::Failed),
-        413 if told.is_some_and(|wait| !wait.is_zero()) => Signal::new(Kind::Overloaded),
+        413 if said.is_some_and(|wait| !wait.is_zero()) => Signal::new(Kind::Overloaded),
         420 | 429 => Signal::new(Kind::Throttled),
         // Neither was processed (RFC 9110, 15.5.20; RFC 8470, 5.2).
         421 | 425 => {
@@ -144,7 +146,7 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
         400..=499 => Signal::new(Kind::Rejected),
         501 | 505 => Signal::new(Kind::Failed).with_resend(ResendAdvice::Never),
         529 => Signal::new(Kind::Overloaded),
-        503 if told.is_some() => Signal::new(Kind::Overloaded),
+        503 if said.is_some() => Signal::new(Kind::Overloaded),
         _ => Signal::new(Kind::Failed),
     };
     if (found.secondary || found.primary) && matches!(status.as_u16(), 403 | 429) {
@@ -192,7 +194,9 @@ fn amend(signal: Signal, says: Says) -> Signal {
         }
         (Says::UnknownModel | Says::Misconfigured, Rejected) => Signal::new(Misconfigured),
         // Throttled by any other status: AWS says 400, Google 403, gateways 500.
-        (Says::Throttled, Rejected | Misconfigured | Failed) => Signal::new(Throttled),
+        (Says::Throttled, Rejected | Misconfigured) => Signal::new(Throttled),
+        // Behind a 5xx something else may have run before the call that was throttled.
+        (Says::Throttled, Failed) => Signal::new(Throttled).with_executed(Executed::Maybe),
         (Says::Overloaded, Failed) => Signal::new(Overloaded),
         _ => signal,
     }
