@@ -117,6 +117,18 @@ async fn every_way_out_gives_the_slot_back() {
     assert_eq!((provider.in_flight(), provider.waiting()), (0, 0));
 }
 
+// Or a provider that nobody calls any more would look busy for ever.
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_has_lingered_out_counts_as_free_though_nobody_came_for_it() {
+    let provider = Fleet::local().configure("p", ProviderSettings::new().ceiling(1)).unwrap();
+    let script = Script::always(answer(200).body("x").after(ms(400)));
+    let service = FleetLimitLayer::new(&provider).layer(script);
+    let dropped = tokio::time::timeout(ms(100), service.oneshot(request(1))).await;
+    assert!(dropped.is_err() && provider.in_flight() == 1);
+    tokio::time::sleep(secs(11)).await;
+    assert_eq!(provider.in_flight(), 0);
+}
+
 // Law 2: a call dropped after it was sent may still run there.
 #[tokio::test(start_paused = true)]
 async fn the_slot_of_a_dropped_call_lingers_unless_the_provider_is_known_to_abort() {

@@ -327,6 +327,18 @@ impl<P: Pacer> Gate<P> {
         self.word.load().busy()
     }
 
+    /// The same by this clock: slots whose lingering is over, but that nobody has
+    /// looked at since, are given back first. The clock is read only if some linger.
+    pub fn busy_at(&self, now: impl FnOnce() -> Time) -> u32 {
+        if self.word.load().has(LINGERING) {
+            self.locked(|inner, wakes| {
+                inner.tick(&self.word, now());
+                inner.settle(&self.word, None, wakes);
+            });
+        }
+        self.busy()
+    }
+
     /// The ceiling in force.
     pub fn cap(&self) -> u32 {
         self.word.load().cap()

@@ -285,7 +285,7 @@ impl Provider {
     /// Slots that are taken: calls in flight, and dropped calls that may still run there.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
-        self.core.gate.busy()
+        self.core.gate.busy_at(|| self.core.clock().now())
     }
 
     /// Calls that wait for a slot.

@@ -1,0 +1,213 @@
+//! Every layer keeps the `Service` contract, alone and in stacks: see `tower_herd_sim::probe`.
+//!
+//! After each trial nothing may be held any more: no slot, no place in a queue, no sleeper.
+
+use http_body_util::Full;
+use std::{error::Error, time::Duration};
+use tower::{
+    ServiceBuilder,
+    layer::{layer_fn, util::Identity},
+};
+use tower_herd::{
+    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
+    JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, TaskLayer, classify_fn,
+    failover::Rung,
+};
+use tower_herd_sim::probe::{Contract, ProbeService, UnderTest};
+
+type Request = http::Request<Full<bytes::Bytes>>;
+
+/// Two slots, so that eight calls at once must wait.
+fn providers<const N: usize>() -> [Provider; N] {
+    let fleet = Fleet::local();
+    std::array::from_fn(|i| {
+        fleet.configure(&format!("rung-{i}"), ProviderSettings::new().ceiling(2)).unwrap()
+    })
+}
+
+fn idle<const N: usize>(providers: &[Provider; N]) -> impl Fn() -> bool + 'static {
+    let providers = providers.clone();
+    move || providers.iter().all(|provider| provider.in_flight() == 0 && provider.waiting() == 0)
+}
+
+/// For the probe's plain replies.
+fn plain(outcome: Result<&u64, &(dyn Error + 'static)>) -> Signal {
+    match outcome {
+        Ok(_) => Signal::new(tower_herd::Kind::Success),
+        Err(error) => tower_herd::classify::signal_of_error(error),
+    }
+}
+
+/// The layers of one rung, as the documentation has them. A macro, since each use has another inner
+/// service.
+macro_rules! rung {
+    ($provider:expr) => {
+        ServiceBuilder::new()
+            .layer(RetryAfterLayer::new($provider))
+            .layer(FleetLimitLayer::new($provider))
+            .layer(ClassifyLayer::new($provider))
+            .layer(AttemptTimeoutLayer::default())
+            .into_inner()
+    };
+}
+
+#[tokio::test(start_paused = true)]
+async fn task() {
+    Contract::new(|| UnderTest::new(TaskLayer::new())).check_http().await.assert_kept();
+    Contract::new(|| UnderTest::new(TaskLayer::new())).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn classify_of_http_replies() {
+    let make = || {
+        let all = providers::<1>();
+        UnderTest::new(ClassifyLayer::new(&all[0]).read_success(64)).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || UnderTest::new(ClassifyLayer::new(&providers::<1>()[0]));
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn classify_of_any_replies() {
+    let make = || UnderTest::new(ClassifyLayer::new(&providers::<1>()[0]).replies());
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || {
+        let classify = classify_fn(plain as fn(Result<&u64, &(dyn Error + 'static)>) -> Signal);
+        UnderTest::new(ClassifyLayer::new(&providers::<1>()[0]).classify(classify).replies())
+    };
+    Contract::new(make).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempt_timeout() {
+    // Shorter and longer than what the probe's replies take.
+    for headers in [Duration::from_millis(5), Duration::from_secs(30)] {
+        let make = || UnderTest::new(AttemptTimeoutLayer::new(headers).idle(headers));
+        Contract::new(make).check_http().await.assert_kept();
+        let make = || UnderTest::new(AttemptTimeoutLayer::new(headers).replies());
+        Contract::new(make).check_plain().await.assert_kept();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after() {
+    let make = || {
+        let all = providers::<1>();
+        UnderTest::new(RetryAfterLayer::new(&all[0])).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || {
+        let all = providers::<1>();
+        let layer = RetryAfterLayer::with(&all[0], classify_fn(plain)).patience(Duration::from_millis(500));
+        UnderTest::new(layer).quiescent(idle(&all))
+    };
+    Contract::new(make).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn fleet_limit_until_the_body_ends() {
+    let make = || {
+        let all = providers::<1>();
+        UnderTest::new(FleetLimitLayer::new(&all[0])).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn fleet_limit_until_the_reply() {
+    let make = || {
+        let all = providers::<1>();
+        UnderTest::new(FleetLimitLayer::new(&all[0]).until_reply()).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || {
+        let all = providers::<1>();
+        let layer = FleetLimitLayer::with(&all[0], classify_fn(plain)).until_reply();
+        UnderTest::new(layer.patience(Duration::from_millis(5))).quiescent(idle(&all))
+    };
+    Contract::new(make).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn jittered_retry() {
+    let make = || {
+        let layer = JitteredRetryLayer::new();
+        let asked = layer.clone();
+        UnderTest::new(layer).quiescent(move || asked.sleeping() == 0)
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || UnderTest::new(JitteredRetryLayer::new().classify(classify_fn(plain)));
+    Contract::new(make).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn hashed_failover_layer() {
+    let make = || {
+        let all = providers::<3>();
+        let [a, b, c] = &all;
+        let rungs = [
+            Rung::<_, Request>::new(a, Identity::new()),
+            Rung::new(b, Identity::new()),
+            Rung::new(c, Identity::new()).tier(1).paid(),
+        ];
+        UnderTest::new(HashedFailoverLayer::new(rungs).unwrap()).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn hashed_failover_over_layers_and_over_services() {
+    let make = || {
+        let all = providers::<2>();
+        let [a, b] = &all;
+        let rungs = [Rung::<_, Request>::new(a, rung!(a)), Rung::new(b, rung!(b)).tier(1)];
+        UnderTest::new(HashedFailoverLayer::new(rungs).unwrap()).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || {
+        let all = providers::<2>();
+        let [a, b] = all.clone();
+        let layer = layer_fn(move |service: ProbeService| {
+            let rungs = [Rung::<_, Request>::new(&a, service.clone()), Rung::new(&b, service).tier(1)];
+            HashedFailover::new(rungs).unwrap()
+        });
+        UnderTest::new(layer).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stack_of_one_provider() {
+    let make = || {
+        let all = providers::<1>();
+        let retry = JitteredRetryLayer::new();
+        let (asked, idle) = (retry.clone(), idle(&all));
+        let stack =
+            ServiceBuilder::new().layer(TaskLayer::new()).layer(retry).layer(rung!(&all[0])).into_inner();
+        UnderTest::new(stack).quiescent(move || idle() && asked.sleeping() == 0)
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_whole_stack() {
+    let make = || {
+        let all = providers::<3>();
+        let [a, b, c] = &all;
+        let rungs = [
+            Rung::<_, Request>::new(a, rung!(a)),
+            Rung::new(b, rung!(b)).weight(0.5),
+            Rung::new(c, rung!(c)).tier(1).paid(),
+        ];
+        let retry = JitteredRetryLayer::new();
+        let (asked, idle) = (retry.clone(), idle(&all));
+        let stack = ServiceBuilder::new()
+            .layer(TaskLayer::new())
+            .layer(retry)
+            .layer(HashedFailoverLayer::new(rungs).unwrap())
+            .into_inner();
+        UnderTest::new(stack).quiescent(move || idle() && asked.sleeping() == 0)
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
