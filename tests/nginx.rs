@@ -22,7 +22,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 use tower::{ServiceBuilder, ServiceExt};
 use tower_herd::{
     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Key, Provider,
@@ -42,8 +45,8 @@ fn client() -> Client<HttpConnector, Full<Bytes>> {
 struct Load {
     agents: usize,
     calls: usize,
-    /// One call in five is given up by its caller, somewhere between its start and a little more than
-    /// what a call takes.
+    /// One call in five is given up by its caller: somewhere between the instant at which it is sent and a
+    /// little later than its reply should be there. Nine of ten of them so while they run at nginx.
     cancelled: bool,
 }
 
@@ -66,6 +69,12 @@ async fn run(url: String, provider: &Provider, load: Load) -> Arc<Tally> {
         .layer(FleetLimitLayer::new(provider))
         .layer(ClassifyLayer::new(provider))
         .layer(AttemptTimeoutLayer::default())
+        .map_request(|request: http::Request<Full<Bytes>>| {
+            if let Some(sent) = request.extensions().get::<Arc<Notify>>() {
+                sent.notify_one();
+            }
+            request
+        })
         .service(client());
     let seeds = Seeds::from_seed(seed());
     let tally = Arc::new(Tally::default());
@@ -79,9 +88,11 @@ async fn run(url: String, provider: &Provider, load: Load) -> Arc<Tally> {
                     if number >= load.calls {
                         return;
                     }
+                    let sent = Arc::new(Notify::new());
                     let request = http::Request::post(&url)
                         .header("x-agent", agent)
                         .extension(Safety::Costly)
+                        .extension(sent.clone())
                         .body(Full::from("{\"prompt\":\"?\"}"))
                         .unwrap();
                     let call = async {
@@ -89,15 +100,18 @@ async fn run(url: String, provider: &Provider, load: Load) -> Arc<Tally> {
                         let ok = reply.status().is_success();
                         reply.into_body().collect().await.ok().filter(|_| ok)
                     };
-                    let outcome = if load.cancelled && number % 5 == 0 {
-                        timeout(random.up_to(LATENCY * 3 / 2), call).await
-                    } else {
-                        Ok(call.await)
+                    let patience = async {
+                        if load.cancelled && number % 5 == 0 {
+                            sent.notified().await;
+                            sleep(random.up_to(LATENCY * 11 / 10)).await;
+                        } else {
+                            std::future::pending::<()>().await;
+                        }
                     };
-                    let count = match outcome {
-                        Ok(Some(_)) => &tally.done,
-                        Ok(None) => &tally.lost,
-                        Err(_) => &tally.given_up,
+                    let count = tokio::select! {
+                        biased;
+                        outcome = call => if outcome.is_some() { &tally.done } else { &tally.lost },
+                        () = patience => &tally.given_up,
                     };
                     count.fetch_add(1, SeqCst);
                 }
@@ -123,8 +137,12 @@ fn seed() -> u64 {
 /// `limit_conn`, with the ceiling configured. The share of 429s among the calls that nginx saw.
 async fn configured(ceiling: u32, load: Load, aborts: bool) -> f64 {
     let upstream = Upstream::start(|_| Reply::after(LATENCY)).await;
-    let nginx =
-        Config::new(upstream.addr()).limit_conn(LIMIT).retry_after(1).ignore_client_abort(!aborts).start().await;
+    let nginx = Config::new(upstream.addr())
+        .limit_conn(LIMIT)
+        .retry_after(1)
+        .ignore_client_abort(!aborts)
+        .start()
+        .await;
     let settings = ProviderSettings::new().ceiling(ceiling).aborts(aborts);
     let provider = Fleet::local().seed(seed()).configure("nginx", settings).unwrap();
     let start = Instant::now();
@@ -141,6 +159,10 @@ async fn configured(ceiling: u32, load: Load, aborts: bool) -> f64 {
         upstream.counts().peak(),
     );
     assert_eq!(tally.lost.load(SeqCst), 0, "{tally:?}");
+    if load.cancelled {
+        assert!(tally.given_up.load(SeqCst) > load.calls / 10, "{tally:?}");
+        assert_eq!(log.count(499) > load.calls / 10, aborts, "it sees who hangs up, or does not look");
+    }
     assert_eq!(tally.done.load(SeqCst) + tally.given_up.load(SeqCst), load.calls);
     assert_eq!(log.workers(), 2, "both workers count");
     throttled as f64 / log.0.len() as f64

@@ -28,11 +28,7 @@
 //! `NGINX`, the way nginx takes sockets over from an older instance). No other process can take the port
 //! between choosing and using it, so tests may run in parallel. Dropping [`Nginx`] stops master and workers:
 //! a plain kill of the master would leave its workers serving.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "every test binary includes this file and uses a part of it"
-)]
+#![allow(dead_code, unreachable_pub, reason = "every test binary includes this file and uses a part of it")]
 
 use std::{
     ffi::OsString,
@@ -162,12 +158,7 @@ impl Config {
             .stdin(Stdio::from(OwnedFd::from(socket)))
             .spawn()
             .map_err(|e| format!("cannot run {}: {e}", binary.display()))?;
-        let mut nginx = Nginx {
-            addr,
-            binary,
-            child,
-            folder,
-        };
+        let mut nginx = Nginx { addr, binary, child, folder };
 
         let deadline = Instant::now() + PATIENCE;
         let why = loop {
@@ -193,12 +184,7 @@ impl Config {
 
     fn render(&self, addr: SocketAddr, folder: &Path) -> String {
         let folder = folder.display();
-        let Self {
-            upstream,
-            workers,
-            key,
-            ..
-        } = self;
+        let Self { upstream, workers, key, .. } = self;
         let (mut zones, mut limits) = (String::new(), String::new());
         if let Some(ceiling) = self.limit_conn {
             zones += &format!("  limit_conn_zone {key} zone=calls:1m;\n");
@@ -212,14 +198,10 @@ impl Config {
             };
             limits += &format!("      limit_req zone=rate{burst};\n");
         }
-        let hint = self.retry_after.map_or_else(String::new, |seconds| {
-            format!("add_header Retry-After {seconds} always;")
-        });
-        let abort = if self.ignore_client_abort {
-            "on"
-        } else {
-            "off"
-        };
+        let hint = self
+            .retry_after
+            .map_or_else(String::new, |seconds| format!("add_header Retry-After {seconds} always;"));
+        let abort = if self.ignore_client_abort { "on" } else { "off" };
         format!(
             r#"daemon off;
 worker_processes {workers};
@@ -313,11 +295,7 @@ impl Nginx {
             if log.0.len() >= lines {
                 return log;
             }
-            assert!(
-                Instant::now() < deadline,
-                "nginx logged {} calls, not {lines}",
-                log.0.len()
-            );
+            assert!(Instant::now() < deadline, "nginx logged {} calls, not {lines}", log.0.len());
             sleep(Duration::from_millis(5)).await;
         }
     }
@@ -340,11 +318,7 @@ impl Nginx {
     fn signal(&self, signal: &str) {
         // Through nginx itself, since std can only send SIGKILL. Its failure is no news: then the process
         // is gone, or the kill below ends it.
-        command(&self.binary, &self.folder.0)
-            .args(["-s", signal])
-            .stdin(Stdio::null())
-            .status()
-            .ok();
+        command(&self.binary, &self.folder.0).args(["-s", signal]).stdin(Stdio::null()).status().ok();
     }
 }
 
@@ -402,10 +376,7 @@ impl Log {
 
     /// How many calls one limit refused.
     pub fn refused_by(&self, limit: Limit) -> usize {
-        self.0
-            .iter()
-            .filter(|line| line.refused_by == Some(limit))
-            .count()
+        self.0.iter().filter(|line| line.refused_by == Some(limit)).count()
     }
 
     /// How many worker processes served.
@@ -424,8 +395,7 @@ impl Log {
             whole
                 .lines()
                 .map(|line| {
-                    Line::parse(line)
-                        .unwrap_or_else(|| panic!("not a line of the log format: {line:?}"))
+                    Line::parse(line).unwrap_or_else(|| panic!("not a line of the log format: {line:?}"))
                 })
                 .collect(),
         )
@@ -447,15 +417,7 @@ impl Line {
             _ => None,
         };
         let uri = fields.next()?.to_owned();
-        Some(Self {
-            status,
-            took,
-            connection,
-            worker,
-            ended,
-            refused_by,
-            uri,
-        })
+        Some(Self { status, took, connection, worker, ended, refused_by, uri })
     }
 }
 
@@ -470,11 +432,7 @@ pub struct Reply {
 impl Reply {
     /// Head and body together, after this long.
     pub fn after(latency: Duration) -> Self {
-        Self {
-            head_after: latency,
-            parts: 1,
-            part_every: Duration::ZERO,
-        }
+        Self { head_after: latency, parts: 1, part_every: Duration::ZERO }
     }
 
     /// The body comes in parts: the first with the head, the others this far apart.
@@ -563,11 +521,7 @@ impl Upstream {
                 tokio::spawn(async move { serve(stream, &counts, &*reply).await });
             }
         });
-        Self {
-            addr,
-            counts,
-            accepting,
-        }
+        Self { addr, counts, accepting }
     }
 
     /// Where it listens.
@@ -588,11 +542,7 @@ impl Drop for Upstream {
 }
 
 /// Answers the calls of one connection until it is closed.
-async fn serve(
-    mut stream: TcpStream,
-    counts: &Counts,
-    reply: &(dyn Fn(usize) -> Reply + Send + Sync),
-) {
+async fn serve(mut stream: TcpStream, counts: &Counts, reply: &(dyn Fn(usize) -> Reply + Send + Sync)) {
     stream.set_nodelay(true).ok();
     let mut buffer = Vec::with_capacity(4096);
     while let Some(length) = read_request(&mut stream, &mut buffer).await {
@@ -600,11 +550,7 @@ async fn serve(
         let (running, number) = Running::new(counts);
         let reply = reply(number);
         for part in 0..reply.parts {
-            let wait = if part == 0 {
-                reply.head_after
-            } else {
-                reply.part_every
-            };
+            let wait = if part == 0 { reply.head_after } else { reply.part_every };
             // nginx sends nothing while it waits, so a read that ends means that it has hung up.
             let gone = timeout(wait, stream.read_buf(&mut buffer)).await.is_ok();
             if gone || write_part(&mut stream, part, reply.parts).await.is_err() {
@@ -683,22 +629,18 @@ fn binary() -> Result<PathBuf, String> {
         return if named.is_file() {
             Ok(named)
         } else {
-            Err(format!(
-                "NGINX_BIN names {}, which is no file",
-                named.display()
-            ))
+            Err(format!("NGINX_BIN names {}, which is no file", named.display()))
         };
     }
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(OsString::from(":/usr/sbin:/usr/local/sbin"));
-    std::env::split_paths(&path)
-        .map(|folder| folder.join("nginx"))
-        .find(|file| file.is_file())
-        .ok_or_else(|| {
+    std::env::split_paths(&path).map(|folder| folder.join("nginx")).find(|file| file.is_file()).ok_or_else(
+        || {
             "this test needs nginx, and none was found: install it (Debian: apt-get install nginx), \
              name it in NGINX_BIN, or run tests/run, which does so"
                 .to_owned()
-        })
+        },
+    )
 }
 
 /// nginx with the configuration in this folder. Early errors go to the log there as well: without `-e` they
@@ -722,9 +664,7 @@ fn command(binary: &Path, folder: &Path) -> Command {
 async fn ready(addr: SocketAddr) -> bool {
     let ask = async {
         let mut stream = TcpStream::connect(addr).await?;
-        stream
-            .write_all(b"GET /ready HTTP/1.1\r\nHost: herd\r\nConnection: close\r\n\r\n")
-            .await?;
+        stream.write_all(b"GET /ready HTTP/1.1\r\nHost: herd\r\nConnection: close\r\n\r\n").await?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await?;
         std::io::Result::Ok(answer.starts_with(b"HTTP/1.1 204"))
