@@ -11,16 +11,21 @@
 //!
 //! ```no_run
 //! use reqwest_middleware::ClientBuilder;
-//! use std::time::Duration;
-//! use tower::{ServiceBuilder, limit::GlobalConcurrencyLimitLayer, timeout::TimeoutLayer};
-//! use tower_herd::TaskLayer;
-//! use tower_herd_reqwest::TowerMiddleware;
+//! use tower::ServiceBuilder;
+//! use tower_herd::{
+//!     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, RetryAfterLayer, TaskLayer,
+//! };
+//! use tower_herd_reqwest::{Reusable, TowerMiddleware};
 //!
 //! # async fn run() -> Result<(), reqwest_middleware::Error> {
+//! let llm = Fleet::local().provider("llm");
 //! let stack = ServiceBuilder::new()
 //!     .layer(TaskLayer::new())
-//!     .layer(GlobalConcurrencyLimitLayer::new(8))
-//!     .layer(TimeoutLayer::new(Duration::from_secs(30)))
+//!     .layer(JitteredRetryLayer::new().resend(Reusable::new(64 << 10)))
+//!     .layer(RetryAfterLayer::new(&llm))
+//!     .layer(FleetLimitLayer::new(&llm))
+//!     .layer(ClassifyLayer::new(&llm))
+//!     .layer(AttemptTimeoutLayer::default())
 //!     .into_inner();
 //! let client = ClientBuilder::new(reqwest::Client::new()).with(TowerMiddleware::new(stack)).build();
 //!
@@ -71,14 +76,17 @@
 //! [`IntoReqwest`] is the way back to a `reqwest::Response`.
 //!
 //! ```no_run
-//! use tower::{ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer};
-//! use tower_herd::TaskLayer;
+//! use tower::{ServiceBuilder, ServiceExt};
+//! use tower_herd::{ClassifyLayer, Fleet, FleetLimitLayer, RetryAfterLayer, TaskLayer};
 //! use tower_herd_reqwest::{HttpService, IntoReqwest};
 //!
 //! # async fn run() -> Result<(), tower_herd::BoxError> {
+//! let llm = Fleet::local().provider("llm");
 //! let service = ServiceBuilder::new()
 //!     .layer(TaskLayer::new())
-//!     .layer(ConcurrencyLimitLayer::new(8)) // applied once here, so this one works too
+//!     .layer(RetryAfterLayer::new(&llm))
+//!     .layer(FleetLimitLayer::new(&llm))
+//!     .layer(ClassifyLayer::new(&llm))
 //!     .service(HttpService::new(reqwest::Client::new()));
 //!
 //! let request = http::Request::post("https://llm.example/v1/chat").body(reqwest::Body::from("{}"))?;
@@ -122,7 +130,7 @@
 //! |---|---|---|
 //! | request | method, URL, headers, HTTP version | the URL's fragment, once a layer changes the URL |
 //! | timeout | `RequestBuilder::timeout`, until the body's end | it is **for each attempt**: three attempts may take three times as long. The whole is bounded by the task's deadline |
-//! | request body | bytes and text stay reusable when the layers pass them on or use [`clone_request`]: **307 and 308** are followed with the body | a layer that wraps the body (a replaying retry) makes it a stream: reqwest then returns the 307 or 308 itself, as it does for every stream |
+//! | request body | bytes and text stay reusable when the layers pass them on or use [`clone_request`], as [`Reusable`] does: **307 and 308** are followed with the body | a layer that wraps the body (a replaying retry) makes it a stream: reqwest then returns the 307 or 308 itself, as it does for every stream |
 //! | a stream as body | sent as it comes, its length if it knows it | it cannot be cloned, so a layer that only clones sends it once, and the first real reply is returned |
 //! | response | status, headers, URL, extensions (the peer's address), trailers | |
 //! | response body | streams; guards that layers hang on it live until it ends or is dropped | boxed once more |
@@ -149,9 +157,11 @@ mod convert;
 pub mod error;
 mod middleware;
 mod next;
+mod resend;
 mod service;
 
 pub use convert::{IntoReqwest, clone_body, clone_request, into_http};
 pub use middleware::TowerMiddleware;
 pub use next::{NextFuture, NextService};
+pub use resend::{Kept, Reusable};
 pub use service::{ChainFuture, ClientFuture, HttpClient, HttpService};

@@ -26,13 +26,14 @@ use tower_service::Service;
 ///
 /// ```no_run
 /// use reqwest_middleware::ClientBuilder;
-/// use std::{sync::Arc, time::Duration};
-/// use tower::{ServiceBuilder, limit::GlobalConcurrencyLimitLayer, timeout::TimeoutLayer};
+/// use std::time::Duration;
+/// use tower::{ServiceBuilder, timeout::TimeoutLayer};
+/// use tower_herd::{Fleet, FleetLimitLayer};
 /// use tower_herd_reqwest::TowerMiddleware;
 ///
 /// let stack = ServiceBuilder::new()
-///     .layer(GlobalConcurrencyLimitLayer::new(8))
 ///     .layer(TimeoutLayer::new(Duration::from_secs(30)))
+///     .layer(FleetLimitLayer::new(&Fleet::local().provider("llm")))
 ///     .into_inner();
 /// let client = ClientBuilder::new(reqwest::Client::new()).with(TowerMiddleware::new(stack)).build();
 /// # let _ = client;

@@ -77,6 +77,7 @@ pub(super) fn send<S: Service<Req>, Req>(
     let (future, sensed) =
         handover::sensed(core, || handover::admitting(core, admitted, || inner.call(request)));
     slot.sent();
-    let sensing = if sensed { None } else { Some(handover::admitting(core, admitted, || provider.begin())) };
+    let sensing =
+        if sensed { None } else { Some(handover::admitting(core, admitted, || provider.begin_at_gate())) };
     (future, slot, sensing)
 }

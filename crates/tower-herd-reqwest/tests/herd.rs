@@ -1,7 +1,4 @@
 //! The layers of tower-herd inside a chain, over real sockets.
-//!
-//! Written against the names of the sketch; to be wired when the layers are there. What may differ
-//! then stands in the first lines: constructors, and how a rung is written.
 
 mod common;
 
@@ -13,8 +10,9 @@ use std::{
 };
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_herd::{
-    ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer, Provider, Refusal,
-    RefusalKind, RetryAfterLayer, Rung, Safety, Task, TaskLayer, replay,
+    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, HttpClassify,
+    JitteredRetryLayer, Provider, ProviderSettings, Refusal, RefusalKind, RetryAfterLayer, Safety, Task,
+    TaskLayer, failover::Rung, replay,
 };
 use tower_herd_reqwest::{HttpService, IntoReqwest, NextService, Reusable, TowerMiddleware};
 
@@ -27,14 +25,15 @@ macro_rules! gates {
             .layer(RetryAfterLayer::new($provider))
             .layer(FleetLimitLayer::new($provider))
             .layer(ClassifyLayer::new($provider))
+            .layer(AttemptTimeoutLayer::default())
             .into_inner()
     };
 }
-fn retry() -> JitteredRetryLayer<Reusable> {
-    JitteredRetryLayer::new(3).resend(Reusable::new(64 << 10))
+fn retry() -> JitteredRetryLayer<HttpClassify, Reusable> {
+    JitteredRetryLayer::new().base(Duration::from_millis(20)).resend(Reusable::new(64 << 10))
 }
-fn provider(name: &'static str, ceiling: u32) -> Provider {
-    Fleet::local().provider(name).ceiling(ceiling)
+fn provider(name: &str, ceiling: u32) -> Provider {
+    Fleet::local().configure(name, ProviderSettings::new().ceiling(ceiling)).unwrap()
 }
 fn to(url: String) -> impl Fn(HttpRequest) -> HttpRequest + Clone + Send + Sync + 'static {
     let uri: http::Uri = url.parse().unwrap();
@@ -55,7 +54,7 @@ async fn retry_in_the_chain_sends_a_costly_post_again_with_its_body() {
         client.post(server.at("/flaky")).with_extension(Safety::Costly).body("mw").send().await.unwrap();
     assert_eq!(response.text().await.unwrap(), "mw");
     assert_eq!(server.counts.take().iter().filter(|seen| seen.body == "mw").count(), 3);
-    assert_eq!(p.busy(), 0);
+    assert_eq!(p.in_flight(), 0);
 }
 
 #[tokio::test]
@@ -65,7 +64,7 @@ async fn a_reusable_body_under_the_retry_layer_still_follows_307() {
     let response = client.post(server.at("/redirect/307")).body("payload").send().await.unwrap();
     assert_eq!(response.text().await.unwrap(), "payload");
     // With the plain replay it is a stream, and the redirect comes back.
-    let client = with(TowerMiddleware::new(JitteredRetryLayer::new(3).resend(replay(64 << 10, Body::wrap))));
+    let client = with(TowerMiddleware::new(JitteredRetryLayer::new().resend(replay(64 << 10, Body::wrap))));
     assert_eq!(client.post(server.at("/redirect/307")).body("payload").send().await.unwrap().status(), 307);
 }
 
@@ -74,7 +73,7 @@ async fn a_stream_is_replayed_up_to_the_cap_and_sent_once_beyond() {
     let server = server().await;
     for (cap, wire) in [(64 << 10, 2), (3, 1)] {
         server.counts.flaky.store(1, SeqCst);
-        let client = with(TowerMiddleware::new(JitteredRetryLayer::new(3).resend(Reusable::new(cap))));
+        let client = with(TowerMiddleware::new(JitteredRetryLayer::new().resend(Reusable::new(cap))));
         let request = client.post(server.at("/flaky")).with_extension(Safety::Costly);
         let response = request.body(stream(&["str", "eam"])).send().await.unwrap();
         assert_eq!(response.status(), if wire == 2 { 200 } else { 503 });
@@ -102,9 +101,10 @@ async fn failover_in_the_chain() {
     let (busy, free) = (server().await, server().await);
     let (a, b) = (provider("a", 4), provider("b", 4));
     let ladder = HashedFailoverLayer::new([
-        Rung::new("a", gates!(&a)).tier(0).map(to(busy.at("/throttled"))),
-        Rung::new("b", gates!(&b)).tier(1).map(to(free.at("/echo"))),
+        Rung::new(&a, gates!(&a)).map(to(busy.at("/throttled"))),
+        Rung::new(&b, gates!(&b)).tier(1).map(to(free.at("/echo"))),
     ])
+    .unwrap()
     .resend(Reusable::new(64 << 10));
     let stack = ServiceBuilder::new().layer(TaskLayer::new()).layer(retry()).layer(ladder).into_inner();
     let client = with(TowerMiddleware::new(stack));
@@ -123,10 +123,11 @@ async fn twelve_in_parallel_stay_at_the_limit_of_two_until_their_bodies_end() {
     let stack = ServiceBuilder::new().layer(TaskLayer::new()).layer(retry()).layer(gates!(&p)).into_inner();
     let client = with(TowerMiddleware::new(stack));
     let calls = (0..12).map(|i| {
-        let (request, p) = (client.post(server.at("/work")).with_extension(Task::new(i)).body("x"), p.clone());
+        let (request, p) =
+            (client.post(server.at("/work")).with_extension(Task::new(i)).body("x"), p.clone());
         tokio::spawn(async move {
             let response = request.send().await.unwrap();
-            assert!(p.busy() >= 1, "the body is not read: the slot is held");
+            assert!(p.in_flight() >= 1, "the body is not read: the slot is held");
             tokio::time::sleep(Duration::from_millis(5)).await;
             response.bytes().await.unwrap();
         })
@@ -134,7 +135,7 @@ async fn twelve_in_parallel_stay_at_the_limit_of_two_until_their_bodies_end() {
     for call in calls.collect::<Vec<_>>() {
         call.await.unwrap();
     }
-    assert_eq!((server.counts.wire(), server.counts.peak.load(SeqCst), p.busy()), (12, 2, 0));
+    assert_eq!((server.counts.wire(), server.counts.peak.load(SeqCst), p.in_flight()), (12, 2, 0));
 }
 
 #[tokio::test]
@@ -143,11 +144,11 @@ async fn a_body_that_stalls_keeps_its_slot_and_gives_it_back_when_dropped() {
     let p = provider("llm", 1);
     let client = with(TowerMiddleware::new(gates!(&p)));
     let response = client.get(server.at("/stall")).send().await.unwrap();
-    assert_eq!(p.busy(), 1);
+    assert_eq!(p.in_flight(), 1);
     drop(response);
     // Law 2: it may still run there; the slot lingers for the learned p95, 10 s at most.
     tokio::time::timeout(Duration::from_secs(11), async {
-        while p.busy() > 0 {
+        while p.in_flight() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
@@ -161,9 +162,10 @@ async fn a_refused_connection_proves_not_executed_so_a_plain_post_moves_on() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (a, b) = (provider("a", 4), provider("b", 4));
     let ladder = HashedFailoverLayer::new([
-        Rung::new("a", gates!(&a)).tier(0).map(to(format!("http://{closed}/"))),
-        Rung::new("b", gates!(&b)).tier(1).map(to(free.at("/echo"))),
+        Rung::new(&a, gates!(&a)).map(to(format!("http://{closed}/"))),
+        Rung::new(&b, gates!(&b)).tier(1).map(to(free.at("/echo"))),
     ])
+    .unwrap()
     .resend(Reusable::new(64 << 10));
     let client = with(TowerMiddleware::new(ladder));
     let response = client.post("http://placeholder.invalid").body("Once").send().await.unwrap();
