@@ -37,6 +37,25 @@ pub struct Signal {
     pub origin: Origin,
     /// The quota that the reply's limit headers tell, if they tell one.
     pub quota: Option<Quota>,
+    reporter: Reporter,
+}
+
+/// Which provider has learned from the reply already (0: none): a gate further out, that could not see
+/// its sensor, must not tell it again. No part of what the reply says, so two signals do not differ by it.
+#[derive(Clone, Copy, Default)]
+struct Reporter(usize);
+
+impl PartialEq for Reporter {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+impl Eq for Reporter {}
+
+impl std::fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0 == 0 { "None" } else { "Some" })
+    }
 }
 
 /// The nine kinds of answer.
@@ -185,7 +204,18 @@ impl Signal {
             Kind::Refused => (Reach::Scope, Origin::Local),
             _ => (Reach::Scope, Origin::Provider),
         };
-        Signal { kind, pushback: Pushback::None, executed, resend, reach, origin, quota: None }
+        let (pushback, quota, reporter) = (Pushback::None, None, Reporter(0));
+        Signal { kind, pushback, executed, resend, reach, origin, quota, reporter }
+    }
+
+    /// The same once a provider, known by this number, has learned from it.
+    pub(crate) const fn reported_by(mut self, provider: usize) -> Self {
+        self.reporter = Reporter(provider);
+        self
+    }
+
+    pub(crate) const fn is_reported_by(&self, provider: usize) -> bool {
+        self.reporter.0 == provider
     }
 
     /// The same with the server's wait.

@@ -40,12 +40,13 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = self.project();
         let mut outcome = ready!(me.inner.poll(cx)).map_err(Into::into);
-        let signal = match &outcome {
+        let mut signal = match &outcome {
             Ok(reply) => me.classify.classify(Ok(reply)),
             Err(error) => me.classify.classify(Err(&**error)),
         };
         if let Some(mut report) = me.report.take() {
             report.head(&signal);
+            signal = report.mark(signal);
             if signal.kind.is_success() {
                 report.end(None);
             }
@@ -199,7 +200,7 @@ mod bodies {
         let Some(mut report) = report else { return reply.map(SensedBody::unwatched) };
         report.head(&signal);
         if signal.kind != Kind::Success {
-            reply.extensions_mut().insert(signal);
+            reply.extensions_mut().insert(report.mark(signal));
         }
         if !signal.kind.is_success() {
             return reply.map(SensedBody::unwatched);
@@ -308,18 +309,19 @@ mod bodies {
                     (Some(error), None)
                 }
             };
-            if signal.kind != Kind::Success {
-                parts.extensions.insert(signal);
-            }
             let mut watch = None;
             if let Some(mut report) = report {
                 report.head(&signal);
+                signal = report.mark(signal);
                 if signal.kind.is_success() {
                     match rest {
                         Some(_) => watch = Some(report),
                         None => report.end(None),
                     }
                 }
+            }
+            if signal.kind != Kind::Success {
+                parts.extensions.insert(signal);
             }
             let body = SensedBody::replayed(Replay::new(frames, error, rest), watch, is_stream);
             http::Response::from_parts(parts, body)

@@ -134,6 +134,7 @@ impl<C> ClassifyLayer<C, Bodies> {
 impl<S, C: Clone, M> Layer<S> for ClassifyLayer<C, M> {
     type Service = Classified<S, C, M>;
     fn layer(&self, inner: S) -> Self::Service {
+        self.provider.has_sensor();
         Classified::new(inner, self.provider.clone(), self.classify.clone(), self.options)
     }
 }

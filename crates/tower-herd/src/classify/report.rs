@@ -20,6 +20,12 @@ impl Report {
         }
     }
 
+    /// The mark that this provider has learned of an outcome.
+    #[inline]
+    pub(crate) fn mark(&self, signal: Signal) -> Signal {
+        signal.reported_by(self.sensing.number())
+    }
+
     /// The head of the reply, or the error in its place, says this.
     #[inline]
     pub(crate) fn head(&mut self, signal: &Signal) {

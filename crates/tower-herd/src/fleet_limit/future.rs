@@ -152,7 +152,7 @@ where
 
 #[inline]
 fn settle<Res, H: Hold<Res>, C: Classify<Res>>(
-    outcome: Result<Res, BoxError>,
+    mut outcome: Result<Res, BoxError>,
     call: Call,
     hold: &H,
     classify: &C,
@@ -167,6 +167,12 @@ fn settle<Res, H: Hold<Res>, C: Classify<Res>>(
         Some(mut sensing) => {
             let signal = classify.classify(seen);
             sensing.outcome(&signal);
+            if !signal.kind.is_success()
+                && let Ok(reply) = &mut outcome
+            {
+                // For a gate further out that cannot see that this one watches.
+                classify.stamp(reply, signal.reported_by(sensing.number()));
+            }
             signal.kind
         }
     };

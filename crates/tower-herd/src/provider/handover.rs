@@ -5,7 +5,8 @@
 //! limit below, and may not travel in the request's extensions, which can be cloned. And a gate must
 //! know whether a sensor below it watches the call, or whether it has to watch for itself. Both are
 //! kept per thread for just as long as the `call` lasts; where a foreign layer defers the inner call,
-//! the slot simply comes back and the layer below takes one of its own.
+//! the slot simply comes back and the layer below takes one of its own. The gate then watches for
+//! itself too; what the sensor has told already is marked in the reply's signal, and told once.
 
 use super::{Core, Slot, control::Admitted};
 use std::{
@@ -19,7 +20,7 @@ thread_local! {
     static ADMITTED: Cell<Option<(usize, Admitted)>> = const { Cell::new(None) };
 }
 
-fn address(core: &Arc<Core>) -> usize {
+pub(super) fn address(core: &Arc<Core>) -> usize {
     Arc::as_ptr(core).addr()
 }
 

@@ -59,7 +59,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -92,7 +92,9 @@ pub(crate) struct Core {
     begun: AtomicU64,
     throttled: AtomicU64,
     durations: Mutex<Durations>,
-    aborts: std::sync::atomic::AtomicBool,
+    aborts: AtomicBool,
+    /// A sensor watches calls of it.
+    sensor: AtomicBool,
     last_bare: Mutex<Option<(Arc<str>, Time)>>,
 }
 
@@ -139,6 +141,7 @@ impl Core {
             throttled: AtomicU64::new(0),
             durations: Mutex::default(),
             aborts: known.aborts.into(),
+            sensor: AtomicBool::new(false),
             last_bare: Mutex::default(),
         }
     }
@@ -298,6 +301,11 @@ impl Provider {
     #[must_use]
     pub fn throttled(&self) -> u64 {
         self.core.throttled.load(Ordering::Relaxed)
+    }
+
+    /// A sensor was built for it.
+    pub(crate) fn has_sensor(&self) {
+        self.core.sensor.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -15,6 +15,9 @@ pub(crate) struct Sensing {
     scope: u64,
     /// Whether its duration is measured.
     measured: bool,
+    /// A gate's, though the provider has a sensor: its stack has none, or a layer between them defers the
+    /// call, so that the gate cannot see it.
+    unsure: bool,
     phase: Phase,
 }
 
@@ -30,6 +33,14 @@ enum Phase {
 const MEASURE_ALL: u64 = 64;
 
 impl Provider {
+    /// A call starts that no sensor was seen to watch: the gate watches it itself.
+    #[inline]
+    pub(crate) fn begin_at_gate(&self) -> Sensing {
+        let mut sensing = self.begin();
+        sensing.unsure = self.core.sensor.load(Ordering::Relaxed);
+        sensing
+    }
+
     /// A call starts.
     #[inline]
     pub(crate) fn begin(&self) -> Sensing {
@@ -49,6 +60,7 @@ impl Provider {
             root: core.root.generation(),
             scope: self.scope.as_ref().map_or(0, |scope| scope.generation()),
             measured,
+            unsure: false,
             phase: Phase::Running,
             provider: self.clone(),
         }
@@ -63,6 +75,10 @@ impl Sensing {
             return;
         }
         match signal.kind {
+            // It was told, by a sensor whose call was deferred.
+            _ if signal.is_reported_by(self.number()) => self.phase = Phase::Settled,
+            // It may have been told: a success lost teaches less than one counted twice.
+            Kind::Success | Kind::Empty if self.unsure => self.phase = Phase::Settled,
             Kind::Success | Kind::Empty => {
                 self.phase = Phase::Replied;
                 if signal.kind == Kind::Empty {
@@ -241,9 +257,9 @@ impl Drop for Sensing {
 }
 
 impl Sensing {
-    /// Nobody watches this call through this guard after all.
-    pub(crate) fn void(mut self) {
-        self.phase = Phase::Settled;
+    /// What the provider is known by in [`Signal::is_reported_by`].
+    pub(crate) fn number(&self) -> usize {
+        handover::address(&self.provider.core)
     }
 
     #[cold]

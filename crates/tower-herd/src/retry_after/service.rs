@@ -67,5 +67,5 @@ pub(super) fn send<S: Service<Req>, Req>(
         Some(slot) => handover::offering(slot, || inner.call(request)),
         None => inner.call(request),
     });
-    (future, if sensed { None } else { Some(provider.begin()) })
+    (future, if sensed { None } else { Some(provider.begin_at_gate()) })
 }
