@@ -1,0 +1,74 @@
+//! The question that is asked for each call: may it go now?
+
+use super::{Admitted, BlockedUntil, Control, Probe, SPAN, WINDOW};
+use crate::Time;
+
+impl Control {
+    /// May one more call go now? `busy` are in flight, `waiting` wait (the asker included).
+    ///
+    /// # Errors
+    /// The instant at which to ask again, if it is known.
+    pub fn admit(&mut self, now: Time, busy: u32, waiting: usize) -> Result<Admitted, BlockedUntil> {
+        if now < self.pause {
+            return Err(BlockedUntil(Some(self.pause)));
+        }
+        self.settle_probe(now);
+        self.probe_due = now >= self.probe_at;
+        if let Some(r) = &mut self.release {
+            if now >= r.until {
+                self.release = None;
+            } else if r.even.is_none() {
+                let n = u32::try_from(waiting).unwrap_or(u32::MAX).max(1);
+                r.even = Some((r.window - r.window / 16) / n);
+            }
+        }
+        if let (Some(r), Some(l)) = (self.release, self.latency) {
+            // what is still in service there may be all that is allowed now
+            let first = r.from.saturating_add(l / 4);
+            if r.doubt && busy > self.plan() && now < first {
+                return Err(BlockedUntil(Some(first)));
+            }
+        }
+        if busy >= self.cap {
+            self.look_above(now, busy)?;
+        }
+        self.raise_pace(now, waiting);
+        if let Some(p) = &self.pace {
+            if now < p.ready() {
+                return Err(BlockedUntil(Some(p.ready())));
+            }
+        }
+        let rest = self.latency.unwrap_or(SPAN).saturating_mul(2).max(WINDOW);
+        if busy == 0 && self.idle.is_some_and(|t| now.saturating_since(t) > rest) {
+            self.warm = 0;
+        }
+        let above = self.limit.is_some_and(|l| busy >= l);
+        if self.release.is_some() || busy >= self.warm || above {
+            let mut gap = self.spacing(now, busy);
+            if above {
+                gap = gap.max(self.refusal.unwrap_or_default().saturating_mul(2));
+            }
+            let at = self.last.map_or(now, |t| t.saturating_add(gap));
+            if now < at {
+                return Err(BlockedUntil(Some(at)));
+            }
+        }
+        let rank = busy.saturating_add(1);
+        self.idle = None;
+        self.last = Some(now);
+        self.warm = self.warm.max(rank);
+        let first = rank > self.high;
+        self.high = self.high.max(rank);
+        if above {
+            self.probe = Some(Probe { rank, at: now });
+        }
+        if let Some(e) = &mut self.event {
+            e.admits = e.admits.saturating_add(1);
+        }
+        if let Some(p) = &mut self.pace {
+            let margin = if p.told { p.gap / 64 } else { 0 };
+            p.tat = Time::from_nanos(p.tat.max(now).as_nanos().saturating_add(p.gap).saturating_add(margin));
+        }
+        Ok(Admitted { stamp: self.stamp, rank, at: now, first })
+    }
+}
