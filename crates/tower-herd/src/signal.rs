@@ -181,6 +181,9 @@ pub struct Quota {
     pub remaining: u32,
     /// Time until it is full again, or until the window ends.
     pub reset: Duration,
+    /// The error of `reset`: the unit it was told in, or both units where it is the difference of
+    /// two rounded instants. A bucket that fills within it tells no rate.
+    pub resolution: Duration,
     /// Whether it is a fixed window that is filled at once at its end (GitHub), and not a bucket
     /// that refills steadily.
     pub fixed_window: bool,

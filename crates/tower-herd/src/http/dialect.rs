@@ -30,10 +30,14 @@ pub(crate) struct Now<'a> {
 }
 
 impl Now<'_> {
+    /// The same by the reply's own `Date`, if it has one.
+    pub(crate) fn date(&self) -> Option<Duration> {
+        self.headers.get(DATE).and_then(|date| value::http_date(date.as_bytes()))
+    }
+
     /// Time since the Unix epoch.
     pub(crate) fn get(&self) -> Duration {
-        let date = self.headers.get(DATE).and_then(|date| value::http_date(date.as_bytes()));
-        date.unwrap_or_else(|| (self.wall)().duration_since(UNIX_EPOCH).unwrap_or_default())
+        self.date().unwrap_or_else(|| (self.wall)().duration_since(UNIX_EPOCH).unwrap_or_default())
     }
 }
 

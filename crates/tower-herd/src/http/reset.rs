@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// More buckets than these in one reply are not looked at.
 const BUCKETS: usize = 6;
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -161,6 +163,7 @@ impl<'a> Limits<'a> {
             limit: small(limit),
             remaining: small(item.remaining?),
             reset: Duration::from_secs(item.reset?),
+            resolution: SECOND,
             fixed_window: false,
         })
     }
@@ -223,8 +226,32 @@ impl Bucket<'_> {
         if limit == 0 {
             return None;
         }
+        let resolution = self.resolution(when);
+        let (reset, resolution) = match when {
+            When::Number(span) | When::Span(span) => (span, resolution),
+            // The difference of two instants, if it is the provider's own clock that told both: ours
+            // may be minutes off, and a rate needs better.
+            When::Epoch(at) | When::Date(at) => (at.saturating_sub(now.date()?), resolution + SECOND),
+        };
         let fixed_window = self.name.is_empty() && matches!(when, When::Epoch(_));
-        Some(Quota { limit, remaining, reset: when.wait(|| now.get()), fixed_window })
+        Some(Quota { limit, remaining, reset, resolution, fixed_window })
+    }
+
+    /// The unit in which the reset was told.
+    fn resolution(&self, when: When) -> Duration {
+        const MILLISECOND: Duration = Duration::from_millis(1);
+        let text = self.reset.map_or(&b""[..], |reset| reset.as_bytes());
+        match when {
+            _ if self.unit == Unit::Milliseconds || text.contains(&b'.') => MILLISECOND,
+            // Go writes what it has: `1s` is exact. Beyond a minute providers cut it to seconds.
+            When::Span(span) if span < MINUTE && text.ends_with(b"s") => MILLISECOND,
+            When::Number(_) | When::Span(_) => SECOND,
+            When::Epoch(_) if text.len() > 12 => MILLISECOND,
+            When::Epoch(_) => SECOND,
+            // RFC 3339 without seconds has one colon before its zone.
+            When::Date(_) if text.len() < "2026-01-01T00:00:00".len() => MINUTE,
+            When::Date(_) => SECOND,
+        }
     }
 }
 
@@ -514,9 +541,11 @@ mod tests {
 
     #[test]
     fn quotas_of_all_dialects() {
-        let quota = |limit, remaining, millis, fixed_window| {
-            Some(Quota { limit, remaining, reset: Duration::from_millis(millis), fixed_window })
+        let quota = |limit, remaining, millis, resolution, fixed_window| {
+            let (reset, resolution) = (Duration::from_millis(millis), Duration::from_millis(resolution));
+            Some(Quota { limit, remaining, reset, resolution, fixed_window })
         };
+        let date = ("date", "Tue, 14 Nov 2023 22:13:20 GMT");
         for (pairs, expected) in [
             (
                 &[
@@ -527,7 +556,7 @@ mod tests {
                     ("x-ratelimit-remaining-requests", "499"),
                     ("x-ratelimit-reset-requests", "120ms"),
                 ][..],
-                quota(500, 499, 120, false),
+                quota(500, 499, 120, 1, false),
             ),
             (
                 &[
@@ -538,15 +567,25 @@ mod tests {
                     ("x-ratelimit-remaining-tokens", "0"),
                     ("x-ratelimit-reset-tokens", "2s"),
                 ],
-                quota(30_000, 0, 2000, false),
+                quota(30_000, 0, 2000, 1, false),
             ),
             (
                 &[
                     ("anthropic-ratelimit-requests-limit", "50"),
                     ("anthropic-ratelimit-requests-remaining", "49"),
                     ("anthropic-ratelimit-requests-reset", "2023-11-14T22:13:21Z"),
+                    date,
                 ],
-                quota(50, 49, 1000, false),
+                quota(50, 49, 1000, 2000, false),
+            ),
+            // Without the provider's own date nobody knows how far away that is.
+            (
+                &[
+                    ("anthropic-ratelimit-requests-limit", "50"),
+                    ("anthropic-ratelimit-requests-remaining", "49"),
+                    ("anthropic-ratelimit-requests-reset", "2023-11-14T22:13:21Z"),
+                ],
+                None,
             ),
             (
                 &[
@@ -554,21 +593,22 @@ mod tests {
                     ("x-ratelimit-remaining", "4999"),
                     ("x-ratelimit-reset", "1700003600"),
                     ("x-ratelimit-used", "1"),
+                    date,
                 ],
-                quota(5000, 4999, 3_600_000, true),
+                quota(5000, 4999, 3_600_000, 2000, true),
             ),
             (
                 &[("ratelimit", "\"d\";r=7;t=30"), ("ratelimit-policy", "\"x\";q=9, \"d\";q=100;w=60")],
-                quota(100, 7, 30_000, false),
+                quota(100, 7, 30_000, 1000, false),
             ),
-            (&[("ratelimit", "limit=100, remaining=3, reset=5")], quota(100, 3, 5000, false)),
+            (&[("ratelimit", "limit=100, remaining=3, reset=5")], quota(100, 3, 5000, 1000, false)),
             (
                 &[
                     ("ratelimit-limit", "100, 100;w=60"),
                     ("ratelimit-remaining", "3"),
                     ("ratelimit-reset", "5"),
                 ],
-                quota(100, 3, 5000, false),
+                quota(100, 3, 5000, 1000, false),
             ),
             // Azure's sentinels, and what is incomplete, are no quota.
             (

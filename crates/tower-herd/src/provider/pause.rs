@@ -17,6 +17,8 @@ pub enum PauseReason {
     Hint,
     /// A 429 without a wait.
     Bare,
+    /// A reply said that it was the last one its window of time allows.
+    Quota,
     /// The account has nothing left.
     Depleted,
     /// The key or the configuration is wrong.
@@ -32,6 +34,7 @@ impl PauseReason {
         match self {
             PauseReason::Hint => "hint",
             PauseReason::Bare => "bare",
+            PauseReason::Quota => "quota",
             PauseReason::Depleted => "depleted",
             PauseReason::Misconfigured => "misconfigured",
             PauseReason::Operator => "operator",

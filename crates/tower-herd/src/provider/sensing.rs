@@ -1,5 +1,5 @@
 use super::{Provider, control::Admitted, handover, lock, pause::PauseReason};
-use crate::{Kind, Pushback, Reach, Signal, Time, observe::Event};
+use crate::{Kind, Pushback, Quota, Reach, Signal, Time, observe::Event};
 use std::{sync::atomic::Ordering, time::Duration};
 
 /// One call under observation: what it was sent under, and whether its end was told.
@@ -53,6 +53,7 @@ impl Provider {
             admitted: handover::admitted(core).unwrap_or_else(|| Admitted {
                 stamp: core.stamp.load(Ordering::Acquire),
                 rank: core.gate.busy(),
+                nth: 0,
                 at,
                 first: false,
             }),
@@ -132,8 +133,21 @@ impl Sensing {
             if ended {
                 control.pause_clear(now);
             }
-            control.on_success(now, self.admitted, busy, waiting, None, signal.quota.map(Into::into));
+            let refilling = signal.quota.filter(|quota| !quota.fixed_window);
+            control.on_success(now, self.admitted, busy, waiting, None, refilling.map(Into::into));
         });
+        if let Some(quota) = signal.quota {
+            self.window_used_up(now, &quota);
+        }
+    }
+
+    /// The last call that a fixed window allowed: nobody calls before its end. (A window that is over
+    /// within the error of its told end is none to wait for.)
+    fn window_used_up(&self, now: Time, quota: &Quota) {
+        if quota.fixed_window && quota.remaining == 0 && quota.reset > quota.resolution {
+            let scope = self.provider.scope.as_deref();
+            self.provider.pause(now, quota.reset, PauseReason::Quota, scope);
+        }
     }
 
     fn measure(&self) {

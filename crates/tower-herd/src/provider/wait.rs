@@ -152,6 +152,7 @@ impl Provider {
         let why = match reason {
             PauseReason::Hint => "it asked for a pause",
             PauseReason::Bare => "it said 429 and named no wait",
+            PauseReason::Quota => "its quota is used up for now",
             PauseReason::Depleted => "its account has nothing left",
             PauseReason::Misconfigured => "it rejects our key or configuration",
             PauseReason::Operator => "an operator paused it",

@@ -22,11 +22,7 @@ impl From<Quota> for LimitHeaders {
             limit: quota.limit.into(),
             remaining: quota.remaining.into(),
             reset: quota.reset,
-            // Told in whole seconds, or finer.
-            resolution: match quota.reset.subsec_nanos() {
-                0 => Duration::from_secs(1),
-                _ => Duration::from_millis(1),
-            },
+            resolution: quota.resolution,
         }
     }
 }

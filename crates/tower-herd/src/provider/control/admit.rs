@@ -1,5 +1,6 @@
 //! The question that is asked for each call: may it go now?
 
+use super::rate::LATE;
 use super::{Admitted, BlockedUntil, Control, Probe, SPAN, WINDOW};
 use crate::Time;
 
@@ -32,16 +33,14 @@ impl Control {
         if busy >= self.cap {
             self.look_above(now, busy)?;
         }
-        self.raise_pace(now, waiting);
-        if let Some(p) = &self.pace {
-            if now < p.ready() {
-                return Err(BlockedUntil(Some(p.ready())));
-            }
+        if let Some(ready) = self.held_by_rate(now, waiting) {
+            return Err(BlockedUntil(Some(ready)));
         }
         let rest = self.latency.unwrap_or(SPAN).saturating_mul(2).max(WINDOW);
         if busy == 0 && self.idle.is_some_and(|t| now.saturating_since(t) > rest) {
             self.warm = 0;
         }
+        let mut due = now;
         let above = self.limit.is_some_and(|l| busy >= l);
         if self.release.is_some() || busy >= self.warm || above {
             let mut gap = self.spacing(now, busy);
@@ -52,10 +51,12 @@ impl Control {
             if now < at {
                 return Err(BlockedUntil(Some(at)));
             }
+            due = at.max(now.saturating_sub(LATE));
         }
         let rank = busy.saturating_add(1);
         self.idle = None;
-        self.last = Some(now);
+        // A timer is late by its grain: the next turn counts from when this one was due.
+        self.last = Some(due);
         self.warm = self.warm.max(rank);
         let first = rank > self.high;
         self.high = self.high.max(rank);
@@ -66,9 +67,9 @@ impl Control {
             e.admits = e.admits.saturating_add(1);
         }
         if let Some(p) = &mut self.pace {
-            let margin = if p.told { p.gap / 64 } else { 0 };
-            p.tat = Time::from_nanos(p.tat.max(now).as_nanos().saturating_add(p.gap).saturating_add(margin));
+            p.took_one(now);
         }
-        Ok(Admitted { stamp: self.stamp, rank, at: now, first })
+        self.admitted += 1;
+        Ok(Admitted { stamp: self.stamp, rank, nth: self.admitted, at: now, first })
     }
 }

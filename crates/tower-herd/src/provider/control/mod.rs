@@ -47,7 +47,7 @@ mod tests;
 
 use crate::Time;
 use growth::Probe;
-use rate::Pace;
+use rate::{Bucket, Headers, Pace, Source};
 use release::Release;
 use std::time::Duration;
 
@@ -98,6 +98,8 @@ pub struct Admitted {
     pub stamp: u64,
     /// Calls in flight at its admission, itself included.
     pub rank: u32,
+    /// How many were admitted before it, and itself; 0 if that is not known.
+    pub nth: u64,
     /// When (a coarse clock will do; `Time::ZERO` = unknown).
     pub at: Time,
     /// No call had reached this rank since the last congestion event (false for calls that were
@@ -160,6 +162,8 @@ struct Event {
 #[derive(Clone, Debug)]
 pub struct Control {
     set: Settings,
+    /// Admissions so far.
+    admitted: u64,
     /// 429s that came back.
     stamp: u64,
     /// Calls with an older stamp belong to the last event.
@@ -193,8 +197,8 @@ pub struct Control {
     /// The limit before the probes under way.
     base: u32,
     pace: Option<Pace>,
-    told: Time,
-    told_since: bool,
+    bucket: Option<Bucket>,
+    headers: Headers,
 }
 
 impl Control {
@@ -229,15 +233,10 @@ impl Control {
             exact: false,
             shaded: false,
             base: 0,
-            pace: set.rate.map(|rate| {
-                // A second's worth at most in one burst: minutes are often counted by the second.
-                let gap = nanos(rate.every).max(1);
-                let burst = (1_000_000_000 / gap).max(1);
-                let tat = Time::ZERO;
-                Pace { gap, burst, tat, told: true, before: None, step: 5, raise_at: Time::ZERO }
-            }),
-            told: Time::ZERO,
-            told_since: false,
+            pace: set.rate.map(|rate| Pace::configured(rate.every)),
+            bucket: None,
+            headers: Headers::default(),
+            admitted: 0,
         }
     }
 
@@ -291,6 +290,7 @@ impl Control {
     pub fn slow(&self) -> bool {
         self.pause > Time::ZERO && self.release.is_some()
             || self.pace.is_some()
+            || self.bucket.is_some()
             || self.contradictions > 0
             || self.limit.is_some_and(|l| self.cap > l)
     }

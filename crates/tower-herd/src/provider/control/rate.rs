@@ -1,8 +1,36 @@
-//! Pacing: a rate that headers tell, that refusals teach, or that is configured.
+//! Pacing: a rate that is configured, that headers tell, or that refusals teach.
+//!
+//! # What headers are worth
+//! A header tells a bucket's size, what is left in it and when it is full again. The last is told in
+//! units that may be longer than the bucket takes to fill, and any of it may be about another quota.
+//! So headers are believed as far as the calls bear them out:
+//! * *Reset over use* bounds the rate from both sides where the reset is told finely enough.
+//! * *What flowed in* between two replies (the change of what is left, and the calls in between) is the
+//!   rate however coarse the reset; where the two disagree by a quarter, the flow is right.
+//! * *What is left* is always believed: so many calls may go at least, whatever the pace.
+//! * A bucket that stays full although we hold calls back is refilled faster than we thought.
+//! * More calls served at once than the bucket holds, or more than it had left: the headers are about
+//!   something else. They are not looked at again for ten minutes.
 
-use super::{Control, Event, LimitHeaders, WINDOW, nanos};
+use super::{Admitted, Control, Event, LimitHeaders, WINDOW, nanos};
 use crate::Time;
 use std::time::Duration;
+
+/// Headers that lied are not believed again for so long.
+const DISTRUST: Duration = Duration::from_secs(600);
+/// Tokens that must have flowed in before their number tells a rate.
+const FLOW: u64 = 16;
+/// A caller that is late by the grain of its timer does not lose its turn: tokio's timers are up to
+/// a millisecond late, and a busy host adds some more.
+pub(super) const LATE: Duration = Duration::from_millis(4);
+
+/// Where a pace comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Configured,
+    Told,
+    Learned,
+}
 
 /// Pacing by rate (a GCRA: `tat` is the theoretical arrival time).
 #[derive(Clone, Copy, Debug)]
@@ -10,39 +38,158 @@ pub(super) struct Pace {
     pub(super) gap: u64,
     pub(super) burst: u64,
     pub(super) tat: Time,
-    /// From headers, as opposed to from refusals.
-    pub(super) told: bool,
+    pub(super) source: Source,
     /// Learned pace: the gap before the last raise, and when the next raise may be.
-    pub(super) before: Option<u64>,
-    pub(super) step: u64,
-    pub(super) raise_at: Time,
+    before: Option<u64>,
+    step: u64,
+    raise_at: Time,
 }
 
 impl Pace {
+    fn new(gap: u64, burst: u64, tat: Time, source: Source) -> Self {
+        Pace { gap: gap.max(1), burst: burst.max(1), tat, source, before: None, step: 5, raise_at: tat }
+    }
+
+    /// A second's worth at most in one burst: minutes are often counted by the second.
+    pub(super) fn configured(every: Duration) -> Self {
+        let gap = nanos(every).max(1);
+        Pace::new(gap, 1_000_000_000 / gap, Time::ZERO, Source::Configured)
+    }
+
     pub(super) fn ready(&self) -> Time {
         Time::from_nanos(
             self.tat.as_nanos().saturating_sub(self.gap.saturating_mul(self.burst.saturating_sub(1))),
         )
     }
 
-    pub(super) fn in_hand(&self, now: Time) -> u64 {
+    fn in_hand(&self, now: Time) -> u64 {
         let full = self.gap.saturating_mul(self.burst);
         full.saturating_sub(nanos(self.tat.saturating_since(now))) / self.gap.max(1)
     }
 
-    pub(super) fn drain(&mut self, now: Time) {
-        self.tat = self
-            .tat
-            .max(Time::from_nanos(now.as_nanos().saturating_add(self.gap.saturating_mul(self.burst))));
+    fn drain(&mut self, now: Time) {
+        self.tat = self.tat.max(after(now, self.gap, self.burst));
+    }
+
+    pub(super) fn took_one(&mut self, now: Time) {
+        let margin = if self.source == Source::Learned { 0 } else { self.gap / 64 };
+        let from = self.tat.max(now.saturating_sub(LATE));
+        self.tat = after(after(from, self.gap, 1), margin, 1);
     }
 }
 
+fn after(from: Time, gap: u64, times: u64) -> Time {
+    Time::from_nanos(from.as_nanos().saturating_add(gap.saturating_mul(times)))
+}
+
+/// A bucket's level as one reply told it.
+///
+/// Nobody says whether it is the level when the call came or when its reply left. So both are
+/// reckoned with, and the slower rate of the two is taken.
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    left: u64,
+    sent: Mark,
+    seen: Mark,
+}
+
+/// An instant, and how many had been admitted by then.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    at: Time,
+    admitted: u64,
+}
+
+/// What is known of the bucket that headers tell of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bucket {
+    size: u64,
+    /// What flowed in is counted from here; none while it was full in between.
+    from: Option<Level>,
+    /// Where to count from later on.
+    next: Option<Level>,
+    last: Level,
+    /// The least and the most time a token can take, as its resets told.
+    low: u64,
+    high: u64,
+    /// Since when calls are paced as they are.
+    paced: Time,
+    /// When this size was told first.
+    since: Time,
+}
+
+impl Bucket {
+    fn new(size: u64, level: Level, now: Time) -> Self {
+        let from = (level.left < size).then_some(level);
+        Bucket { size, from, next: None, last: level, low: 0, high: u64::MAX, paced: now, since: now }
+    }
+
+    /// Takes the next level; the time in which one token flows in, if that can be told.
+    fn flow(&mut self, level: Level, span: Duration) -> Option<u64> {
+        self.last = level;
+        if level.left >= self.size {
+            // It may have been full for long: nothing can be said of what flowed in.
+            (self.from, self.next) = (None, None);
+            return None;
+        }
+        let Some(from) = self.from else {
+            self.from = Some(level);
+            return None;
+        };
+        let between = |from_mark: Mark, mark: Mark| {
+            let admitted = mark.admitted.saturating_sub(from_mark.admitted);
+            let refilled = (level.left + admitted).saturating_sub(from.left);
+            let time = mark.at.saturating_since(from_mark.at);
+            (refilled >= FLOW && time >= span).then(|| nanos(time) / refilled)
+        };
+        let flow = between(from.sent, level.sent).zip(between(from.seen, level.seen)).map(|(a, b)| a.max(b));
+        match self.next {
+            None => self.next = Some(level),
+            Some(next) if flow.is_some() && level.sent.at.saturating_since(next.sent.at) >= span => {
+                (self.from, self.next) = (Some(next), Some(level));
+            }
+            Some(_) => {}
+        }
+        flow
+    }
+}
+
+/// Calls sent although the bucket is said to be empty, to see whether it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trial {
+    first: u64,
+    left: u64,
+    unserved: u64,
+}
+
+/// What is known of headers in general.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Headers {
+    /// The admission of the call whose reply spoke last.
+    pub(super) told: Time,
+    /// One spoke since the last event.
+    since: bool,
+    /// They explain what was refused: a ceiling learned before is forgotten, once.
+    explain: bool,
+    distrust: Time,
+    trial: Option<Trial>,
+    trial_at: Option<Time>,
+    failed_trials: u32,
+}
+
 impl Control {
+    /// Whether calls are held back by the rate now; until when.
+    pub(super) fn held_by_rate(&mut self, now: Time, waiting: usize) -> Option<Time> {
+        self.raise_pace(now, waiting);
+        let ready = self.pace.as_ref()?.ready();
+        (now < ready && !self.on_trial(now, waiting)).then_some(ready)
+    }
+
     /// A learned pace creeps up, rarely at first, then in doubling steps.
-    pub(super) fn raise_pace(&mut self, now: Time, waiting: usize) {
+    fn raise_pace(&mut self, now: Time, waiting: usize) {
         let every = self.latency.unwrap_or(WINDOW).max(WINDOW);
         let Some(p) = &mut self.pace else { return };
-        if p.told || waiting == 0 || now < self.probe_at || now < p.raise_at {
+        if p.source != Source::Learned || waiting == 0 || now < self.probe_at || now < p.raise_at {
             return;
         }
         p.before = Some(p.gap);
@@ -57,47 +204,166 @@ impl Control {
         }
     }
 
-    pub(super) fn on_headers(&mut self, now: Time, sent: Time, busy: u32, h: LimitHeaders) {
-        let used = h.limit.saturating_sub(h.remaining);
-        let least = nanos(h.reset.saturating_sub(h.resolution));
-        if h.limit == 0 || used == 0 || least == 0 {
+    /// Whether this call goes although the bucket is said to be empty. Only where the headers make the
+    /// provider far slower than it was seen to be, and as rarely as other probes.
+    fn on_trial(&mut self, now: Time, waiting: usize) -> bool {
+        let (Some(p), Some(latency)) = (&self.pace, self.latency) else { return false };
+        if let Some(trial) = &mut self.headers.trial {
+            let more = trial.left > 0;
+            trial.left = trial.left.saturating_sub(1);
+            return more;
+        }
+        let slow = p.gap.saturating_mul(u64::from(self.proven)) > nanos(latency).saturating_mul(4);
+        if p.source != Source::Told || !slow || waiting == 0 {
+            return false;
+        }
+        let cost = self.event.map_or(self.set.bare, |e| e.cost.max(self.set.bare));
+        let rest = cost.saturating_mul(self.set.probe_gap << self.headers.failed_trials.min(8));
+        if now < *self.headers.trial_at.get_or_insert(now.saturating_add(rest)) {
+            return false;
+        }
+        // More than it says is left, by more than rounding hides.
+        let calls = self.bucket.map_or(0, |bucket| bucket.last.left.min(bucket.size / 8)) + 3;
+        self.headers.trial = Some(Trial { first: self.admitted + 1, left: calls - 1, unserved: calls });
+        true
+    }
+
+    /// A call of a trial was served.
+    pub(super) fn trial_served(&mut self, now: Time, call: Admitted) {
+        if let Some(trial) = self.headers.trial.as_mut().filter(|trial| call.nth >= trial.first) {
+            trial.unserved -= 1;
+            if trial.unserved == 0 {
+                self.disbelieve(now);
+            }
+        }
+    }
+
+    fn trial_refused(&mut self, call: Admitted) {
+        if self.headers.trial.is_some_and(|trial| call.nth >= trial.first) {
+            self.headers.trial = None;
+            self.headers.trial_at = None;
+            self.headers.failed_trials += 1;
+        }
+    }
+
+    /// The headers speak of something else.
+    fn disbelieve(&mut self, now: Time) {
+        self.headers = Headers { distrust: now.saturating_add(DISTRUST), ..Headers::default() };
+        self.bucket = None;
+        self.pace = self.set.rate.map(|rate| Pace::configured(rate.every));
+    }
+
+    /// The reply of `call` told the level of a bucket.
+    pub(super) fn on_headers(&mut self, now: Time, call: Admitted, busy: u32, h: LimitHeaders) {
+        // The call that left last knows best.
+        if h.limit == 0 || call.at < self.headers.told || now < self.headers.distrust {
             return;
         }
-        self.told_since = true;
+        self.headers.told = call.at;
+        self.headers.since = true;
+        let left = h.remaining.min(h.limit);
+        let used = h.limit - left;
         // "remaining" is whole tokens, so what is missing is in (used - 1, used]
-        let low = (least / used).max(1);
-        let high = nanos(h.reset).checked_div(used - 1).unwrap_or(u64::MAX);
-        let (old, tat) = match self.pace {
-            Some(p) if p.told => (Some(p.gap), p.tat),
-            _ => {
-                // what was refused before is explained now
-                self.limit = self.set.max;
-                self.cap = self.limit.unwrap_or(self.cap);
-                self.contradictions = 0;
-                (None, now)
+        let low = nanos(h.reset.saturating_sub(h.resolution)).checked_div(used).unwrap_or(0);
+        let high = nanos(h.reset).checked_div(used.saturating_sub(1)).unwrap_or(u64::MAX);
+        let latency = self.latency.unwrap_or(WINDOW);
+        let refill = nanos(latency.saturating_mul(3)).checked_div(low).unwrap_or(u64::MAX);
+        let crowd = h.limit.saturating_add(refill).saturating_add(2);
+        // A quota that has just fallen still serves what came before.
+        let settled = self.bucket.is_none_or(|b| b.size == h.limit && call.at > b.since);
+        if settled && u64::from(call.rank) > crowd && call.stamp == self.stamp {
+            return self.disbelieve(now);
+        }
+        let old = self.pace.filter(|p| p.source == Source::Told).map(|p| p.gap);
+        let nth = if call.nth > 0 { call.nth } else { self.admitted };
+        let level = Level {
+            left,
+            sent: Mark { at: call.at, admitted: nth },
+            seen: Mark { at: now, admitted: self.admitted },
+        };
+        let (mut flow, mut scaled) = (None, None);
+        match &mut self.bucket {
+            Some(bucket) if bucket.size == h.limit => flow = bucket.flow(level, latency.max(WINDOW)),
+            other => {
+                // As a rule it is the same window with another share.
+                scaled = other.and_then(|b| old.map(|gap| gap.saturating_mul(b.size) / h.limit));
+                *other = Some(Bucket::new(h.limit, level, now));
             }
+        }
+        // All resets that were told finely bound it; one that contradicts them tells that it changed.
+        let (mut bounds, mut changed) = (None, scaled.is_some());
+        if let Some(bucket) = self.bucket.as_mut().filter(|_| low > 0) {
+            if low > bucket.high.saturating_add(bucket.high / 8) || high < bucket.low - bucket.low / 8 {
+                (bucket.low, bucket.high, changed) = (0, u64::MAX, true);
+            }
+            (bucket.low, bucket.high) = (bucket.low.max(low), bucket.high.min(high).max(low));
+            bounds = Some((bucket.low, bucket.high));
+        }
+        let (gap, fresh) = match (old.filter(|_| !changed || bounds.is_none()), bounds) {
+            (Some(gap), Some((low, high))) => (gap.clamp(low, high), false),
+            (None, Some((low, high))) => (low.midpoint(high.min(low.saturating_mul(2))), true),
+            (Some(gap), None) => (scaled.or(flow).unwrap_or(gap), changed),
+            (None, None) => match flow {
+                Some(flow) => (flow, true),
+                None if used >= h.limit.div_ceil(2) && used > 1 => (high, true),
+                None => return,
+            },
         };
-        let (gap, fresh) = match old {
-            Some(g) if g <= high => (g.max(low), low > g.saturating_add(g / 8)),
-            _ => (low, true),
+        let fine = self.bucket.is_some_and(|bucket| bucket.low > 0);
+        // Never more in hand than the server says was left at that call's admission, nor less than what
+        // was left less what may have been sent since; when this bucket is new to us, less what is in
+        // flight.
+        let since = if call.nth > 0 { self.admitted.saturating_sub(call.nth) } else { busy.into() };
+        let least = after(call.at, gap, used);
+        let most = after(call.at, gap, used.saturating_add(since)).max(after(now, gap, used));
+        let mut tat = match self.pace {
+            Some(p) if !fresh => p.tat.max(least),
+            _ => after(now, gap, used.saturating_add(busy.into())),
         };
-        // Never more in hand than the server says was left; when this bucket is new to us, less
-        // what may have left since.
-        let gone = if fresh { used.saturating_add(u64::from(busy)) } else { used };
-        let from = if fresh { now } else { sent };
-        let tat = tat.max(Time::from_nanos(from.as_nanos().saturating_add(gap.saturating_mul(gone))));
-        // one token is kept back, for what rounding hides
-        let burst = (h.limit - 1).max(1);
-        self.pace = Some(Pace { gap, burst, tat, told: true, before: None, step: 5, raise_at: now });
+        if let Some(bucket) = self.bucket.as_mut().filter(|_| fresh) {
+            bucket.paced = now;
+        }
+        let short = nanos(tat.saturating_since(most)) / gap.max(1);
+        tat = tat.min(most);
+        let gap = match flow {
+            Some(flow) if gap > flow.saturating_add(flow / 4) => flow,
+            // By half a bucket fuller than it would be at this pace.
+            _ if short >= h.limit.div_ceil(2)
+                && used <= h.limit / 4
+                && self.bucket.is_some_and(|b| gap > b.low && call.at > b.paced) =>
+            {
+                let (low, since) = self.bucket.map_or((0, now), |b| (b.low, b.since));
+                self.bucket = Some(Bucket { low, since, ..Bucket::new(h.limit, level, now) });
+                (gap / 2).max(low)
+            }
+            _ => gap,
+        };
+        let gap = gap.max(self.set.rate.map_or(1, |rate| nanos(rate.every)));
+        if !self.headers.explain && used >= h.limit.div_ceil(4) {
+            // what was refused before is explained now
+            self.headers.explain = true;
+            self.limit = self.set.max;
+            self.cap = self.limit.unwrap_or(self.cap);
+            self.contradictions = 0;
+        }
+        // one token is kept back for what rounding hides, and some where the rate is less certain
+        let burst = h.limit.saturating_sub(1 + if fine { 0 } else { h.limit / 16 });
+        self.pace = Some(Pace::new(gap, burst, tat, Source::Told));
     }
 
     /// Refused though headers tell the rate. True if the rate cannot be the reason.
-    pub(super) fn told_rate_refused(&mut self, now: Time) -> bool {
-        let known = std::mem::replace(&mut self.told_since, false);
+    pub(super) fn told_rate_refused(&mut self, now: Time, call: Admitted) -> bool {
+        self.trial_refused(call);
+        let known = std::mem::replace(&mut self.headers.since, false);
         let Some(p) = &mut self.pace else { return true };
-        let room = p.in_hand(now);
+        if known && p.in_hand(now) > 1 + p.burst / 4 {
+            return true;
+        }
         p.drain(now);
-        known && room > 1 + p.burst / 4
+        if let Some(bucket) = &mut self.bucket {
+            (bucket.from, bucket.next) = (None, None);
+        }
+        false
     }
 
     /// Refused for the rate: between two refusals the bucket was emptied once.
@@ -110,15 +376,18 @@ impl Control {
         let seen = (nanos(time) / accepted).max(1);
         let seen = seen.saturating_add(seen / 32);
         let (gap, missed) = match self.pace {
-            None => (seen, false),
-            Some(p) => {
+            Some(p) if p.source == Source::Learned => {
                 let least = p.gap.saturating_add(p.gap / 32).max(2);
                 let most = p.before.map_or(p.gap.saturating_mul(2), |b| b.saturating_add(b / 32)).max(least);
                 (seen.clamp(least, most), p.before.is_some())
             }
+            _ => (seen, false),
         };
+        if self.pace.is_some_and(|p| p.source == Source::Told) {
+            self.disbelieve(now);
+        }
         self.misses = if missed { self.misses.saturating_add(1) } else { 0 };
-        self.pace = Some(Pace { gap, burst: 1, tat: now, told: false, before: None, step: 5, raise_at: now });
+        self.pace = Some(Pace::new(gap, 1, now, Source::Learned));
         // the ceiling only guards: what the rate needs, and as much again
         self.limit = self.set.max;
         self.cap = self.set.max.unwrap_or(self.cap.max(self.set.start));

@@ -1,6 +1,6 @@
 //! What replies teach.
 
-use super::{Admitted, CONTRADICTIONS, Control, Event, GROW, LimitHeaders, PAUSE_MAX, mean};
+use super::{Admitted, CONTRADICTIONS, Control, Event, GROW, LimitHeaders, PAUSE_MAX, Source, mean};
 use crate::Time;
 use std::time::Duration;
 
@@ -20,12 +20,9 @@ impl Control {
         if let Some(l) = latency {
             self.latency = Some(mean(self.latency, l));
         }
+        self.trial_served(now, call);
         if let Some(h) = limits {
-            // the call that left last knows best
-            if call.at >= self.told {
-                self.told = call.at;
-                self.on_headers(now, call.at, busy, h);
-            }
+            self.on_headers(now, call, busy, h);
         }
         if call.stamp < self.cut {
             return;
@@ -108,8 +105,8 @@ impl Control {
             self.contradictions = 0;
         }
         self.probe = None;
-        if self.pace.is_some_and(|p| p.told) {
-            if !self.told_rate_refused(now) {
+        if self.pace.is_some_and(|p| p.source != Source::Learned) {
+            if !self.told_rate_refused(now, call) {
                 return;
             }
         } else if self.pace.is_some() {
