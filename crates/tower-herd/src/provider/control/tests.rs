@@ -104,7 +104,7 @@ fn a_release_is_bounded_by_what_is_really_in_service() {
     c.on_success(now, calls[0], 100, 0, Some(ms(1000)), None);
     now = now.saturating_add(ms(1));
     // the quota fell to 20: the next is refused though 99 were fine a moment ago
-    let a = Admitted { stamp: 0, rank: 100, at: now, first: false };
+    let a = Admitted { stamp: 0, rank: 100, at: now, first: false, nth: 0 };
     c.on_throttled(now.saturating_add(ms(5)), a, 100, Some(ms(1000)));
     let start = now.saturating_add(ms(1005));
     let mut at = start;
