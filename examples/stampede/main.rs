@@ -19,7 +19,7 @@ mod providers;
 mod wire;
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::OpenOptions,
     io::Write as _,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -78,7 +78,7 @@ impl Results {
 
 fn stampede(options: &Options) -> Result<ExitCode, String> {
     let path = options.report.clone().unwrap_or_else(default_report);
-    let mut page = open(&path)?;
+    check_writable(&path)?;
     let mut settings = options.settings();
     if !options.provider.is_empty() {
         // Nothing is known of the reader's own servers.
@@ -88,13 +88,14 @@ fn stampede(options: &Options) -> Result<ExitCode, String> {
         if options.simulated { simulate(options, &settings)? } else { over_sockets(options, &settings)? };
 
     if !options.json {
+        results.runs.iter().filter_map(why_lost).for_each(|line| eprintln!("{line}"));
         print(&format!("\n{}\n", report::table(&results.rows)), ExitCode::SUCCESS);
         if !options.simulated {
             print(&format!("{}\n", report::rungs(&results.runs)), ExitCode::SUCCESS);
         }
     }
     let html = report::html(&results.runs, &results.rows);
-    page.set_len(0).and_then(|()| page.write_all(html.as_bytes())).map_err(|e| unwritable(&path, &e))?;
+    std::fs::write(&path, html).map_err(|e| unwritable(&path, &e))?;
     eprintln!("report: {}", path.display());
     if results.stopped {
         eprintln!("stopped: the figures are what there was until then");
@@ -175,6 +176,17 @@ fn over_sockets(options: &Options, settings: &Settings) -> Result<Results, Strin
     Ok(results)
 }
 
+/// The commonest reason for which tasks were lost.
+fn why_lost(run: &Run) -> Option<String> {
+    let mut counts = std::collections::BTreeMap::new();
+    for why in run.tasks.iter().filter_map(|task| task.lost.as_deref()) {
+        *counts.entry(why).or_insert(0u64) += 1;
+    }
+    let lost: u64 = counts.values().sum();
+    let (why, times) = counts.into_iter().max_by_key(|(_, times)| *times)?;
+    Some(format!("{}: {lost} tasks lost, {times} of them with: {why}", run.policy))
+}
+
 /// In the target directory, wherever that is: this binary lies in `<target>/<profile>/examples`.
 fn default_report() -> PathBuf {
     let own = std::env::current_exe().ok();
@@ -182,11 +194,16 @@ fn default_report() -> PathBuf {
     examples.and_then(|dir| dir.ancestors().nth(2)).unwrap_or(Path::new(".")).join("stampede.html")
 }
 
-/// Opened before the run, so that a wrong path is told at once. What is there stays until it is replaced.
-fn open(path: &Path) -> Result<File, String> {
-    OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|e| unwritable(path, &e))
+/// Before the run, so that a wrong path is told at once. Nothing is left there, and what is there stays.
+fn check_writable(path: &Path) -> Result<(), String> {
+    let new = !path.exists();
+    OpenOptions::new().append(true).create(true).open(path).map_err(|e| unwritable(path, &e))?;
+    if new { std::fs::remove_file(path).map_err(|e| unwritable(path, &e)) } else { Ok(()) }
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> String {
-    format!("the report cannot be written to {} ({error}): choose another place with --report FILE", path.display())
+    format!(
+        "the report cannot be written to {} ({error}): choose another place with --report FILE",
+        path.display()
+    )
 }

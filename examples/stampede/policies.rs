@@ -5,8 +5,8 @@ use std::{future::Future, pin::Pin, sync::Arc};
 use http_body_util::BodyExt;
 use tower::{BoxError, ServiceBuilder, ServiceExt};
 use tower_herd::{
-    Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer,
-    TaskLayer, failover::Rung,
+    Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer, Provider,
+    ProviderSettings, RetryAfterLayer, TaskLayer, failover::Rung,
 };
 
 use crate::{
@@ -15,7 +15,8 @@ use crate::{
 };
 
 /// Makes one completion, and says why if it could not.
-pub type Call = Arc<dyn Fn(Completion) -> Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> + Send + Sync>;
+pub type Call =
+    Arc<dyn Fn(Completion) -> Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> + Send + Sync>;
 
 /// What everybody writes first: each rung in turn, three tries in all at each. Whatever is not a success
 /// means "down, next".

@@ -84,7 +84,12 @@ fn show(live: &Live, total: &ProgressBar, rungs: &[ProgressBar]) {
                     let left = until.saturating_duration_since(tokio::time::Instant::now());
                     format!("  paused {:.1} s", left.as_secs_f64())
                 });
-                format!("{:>3} of {:>3} slots, {:>3} waiting{paused}", p.in_flight(), p.ceiling(), p.waiting())
+                format!(
+                    "{:>3} of {:>3} slots, {:>3} waiting{paused}",
+                    p.in_flight(),
+                    p.ceiling(),
+                    p.waiting()
+                )
             }
         };
         bar.set_message(format!("{sent:>6} calls  {throttled:>6} 429s  {state}"));

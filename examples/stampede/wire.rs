@@ -92,7 +92,8 @@ impl Wire {
     pub fn new(book: Arc<Book>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(usize::MAX).build(connector);
+        let client =
+            Client::builder(TokioExecutor::new()).pool_max_idle_per_host(usize::MAX).build(connector);
         Wire { client, book }
     }
 }
@@ -140,7 +141,15 @@ impl Entry {
         let mut calls = page.lock();
         let arrival: Duration = book.started.elapsed();
         let outcome = Outcome::Running;
-        calls.push(CallRecord { arrival, task, process: 0, outcome, ended: None, early: false, probe: false });
+        calls.push(CallRecord {
+            arrival,
+            task,
+            process: 0,
+            outcome,
+            ended: None,
+            early: false,
+            probe: false,
+        });
         let at = calls.len() - 1;
         drop(calls);
         Entry { book, rung, at, outcome: Outcome::Aborted }

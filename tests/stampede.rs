@@ -1,0 +1,146 @@
+//! The stampede of `examples/stampede`, scaled down: real servers, real sockets, the real stack.
+//!
+//! Nothing here bounds real time from above: on a busy machine everything takes longer, and all that is
+//! promised must still hold.
+
+// The example's own modules; what only its `main` uses is dead here.
+#[allow(dead_code, reason = "the example's main uses it")]
+#[path = "../examples/stampede/drive.rs"]
+mod drive;
+#[allow(dead_code, reason = "the example's main uses it")]
+#[path = "../examples/stampede/options.rs"]
+mod options;
+#[path = "../examples/stampede/policies.rs"]
+mod policies;
+#[path = "../examples/stampede/providers.rs"]
+mod providers;
+#[allow(dead_code, reason = "the example's main uses it")]
+#[path = "../examples/stampede/wire.rs"]
+mod wire;
+
+use std::{
+    future::pending,
+    net::TcpListener,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use drive::{Field, Finished, Live, Policy, drive};
+use options::{Options, Target, check_open_files, check_reachable};
+use providers::Providers;
+use tower_herd_sim::scenario::Settings;
+
+/// A fifth of the scenario's latency: the cut comes after one second.
+fn settings() -> Settings {
+    Settings { tasks: 1200, ..options::scaled(Duration::from_millis(200)) }
+}
+
+async fn run(settings: &Settings, policy: Policy, field: &Field<'_>) -> Finished {
+    drive(settings, 1, policy, field, |_| {}, pending()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_stack_loses_nothing_where_the_naive_chain_floods() {
+    let settings = settings();
+    let ours = Providers::start(&settings, 1, None).unwrap();
+    let naive = run(&settings, Policy::Naive, &Field::Ours(&ours)).await.row;
+    let herd = run(&settings, Policy::TowerHerd, &Field::Ours(&ours)).await.row;
+
+    assert_eq!((herd.done, herd.lost), (1200, 0));
+    assert!(herd.amplification.unwrap() <= 1.05, "{herd:?}");
+    assert!(herd.throttled.unwrap() > 0, "the cut was never met: {herd:?}");
+    assert_eq!((herd.early_calls, herd.duplicates), (Some(0), Some(0)), "{herd:?}");
+    assert!(naive.wire_calls.unwrap() > 2 * herd.wire_calls.unwrap(), "{naive:?}");
+
+    let ceilings = herd.in_flight_peak.as_ref().unwrap();
+    assert!(ceilings.values().zip([100, 20, 20]).all(|(peak, ceiling)| *peak <= ceiling), "{herd:?}");
+    let json: serde_json::Value = serde_json::from_str(&herd.json()).unwrap();
+    let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut expected = [
+        "scenario",
+        "policy",
+        "tasks",
+        "done",
+        "lost",
+        "wire_calls",
+        "amplification",
+        "throttled",
+        "seconds",
+        "oracle_seconds",
+        "early_calls",
+        "duplicates",
+        "alerts",
+        "peak_100ms",
+        "in_flight_peak",
+    ];
+    expected.sort_unstable();
+    assert_eq!(keys, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_servers_that_are_not_ours_only_our_side_is_known() {
+    let settings = Settings { tasks: 60, agents: 10, ..settings() };
+    let ours = Providers::start(&settings, 1, None).unwrap();
+    let theirs: Vec<Target> = ours.targets(&settings);
+    check_reachable(&theirs).unwrap();
+    let blind = Settings { ceilings: Vec::new(), cut_at: None, ..settings.clone() };
+    let row = run(&blind, Policy::TowerHerd, &Field::Theirs(&theirs)).await.row;
+    assert_eq!((row.done, row.wire_calls, row.throttled), (60, Some(60), Some(0)));
+    let unknown = (row.early_calls, row.duplicates, row.peak_100ms, row.in_flight_peak, row.oracle_seconds);
+    assert_eq!(unknown, (None, None, None, None, None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_is_stopped_tells_what_there_is() {
+    let settings = settings();
+    let ours = Providers::start(&settings, 1, None).unwrap();
+    let (tell, told) = tokio::sync::oneshot::channel::<Arc<Live>>();
+    let stop = async {
+        let live = told.await.unwrap();
+        while live.done.load(Ordering::Relaxed) < 100 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let watch = |live| drop(tell.send(live));
+    let stopped = drive(&settings, 1, Policy::TowerHerd, &Field::Ours(&ours), watch, stop).await.unwrap();
+    assert!(stopped.stopped);
+    assert_eq!((stopped.row.lost, stopped.row.tasks), (0, stopped.row.done));
+    assert!(stopped.row.done >= 100 && stopped.row.done < 1200, "{:?}", stopped.row);
+}
+
+#[test]
+fn what_cannot_be_run_is_said_in_one_line() {
+    let wrong = |line: &str| {
+        let words = ["stampede"].into_iter().chain(line.split_whitespace());
+        let text = Options::read(words).unwrap_err().unwrap_err();
+        assert!(!text.contains('\n'), "{text}");
+        text
+    };
+    assert!(wrong("--agents 0").contains("--agents"));
+    assert!(wrong("--colour red").contains("--colour"));
+    assert!(wrong("--policy best").contains("tower-herd"));
+    assert!(wrong("--provider https://example.com").contains("http://"));
+    assert!(wrong("--provider nonsense").contains("http://"));
+    assert!(wrong("--provider http://localhost:1,none").contains("ceiling"));
+    assert!(wrong("--provider http://localhost:1,0").contains("ceiling"));
+    assert!(wrong("--virtual --provider http://localhost:1").contains("--provider"));
+    assert!(wrong("--listen 80000").contains("--listen"));
+    assert!(matches!(Options::read(["stampede", "--help"]), Err(Ok(text)) if text.contains("--virtual")));
+
+    let known: Target = "http://[::1]:8080/v1,20".parse().unwrap();
+    assert_eq!((known.url.host(), known.ceiling), (Some("[::1]"), Some(20)));
+    let too_many = check_open_files(u32::MAX, 3, 2);
+    assert!(!cfg!(target_os = "linux") || too_many.unwrap_err().contains("ulimit"));
+}
+
+#[test]
+fn a_server_that_is_not_there_and_a_port_in_use_are_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Providers::start(&settings(), 1, Some(port)).err().unwrap();
+    assert!(error.contains(&port.to_string()) && error.contains("--listen"), "{error}");
+    drop(taken);
+    let gone: Target = format!("http://127.0.0.1:{port}/").parse().unwrap();
+    let error = check_reachable(&[gone]).unwrap_err();
+    assert!(error.contains(&port.to_string()) && error.contains("refuses connections"), "{error}");
+}
