@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin, sync::Arc};
 use http_body_util::BodyExt;
 use tower::{BoxError, ServiceBuilder, ServiceExt};
 use tower_herd::{
-    Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer, Provider,
+    ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer, Provider,
     ProviderSettings, RetryAfterLayer, TaskLayer, failover::Rung,
 };
 
@@ -55,6 +55,7 @@ pub fn tower_herd(wire: Wire, targets: &[Target], seed: u64) -> Result<(Call, Ve
         let layers = ServiceBuilder::new()
             .layer(RetryAfterLayer::new(&provider))
             .layer(FleetLimitLayer::new(&provider))
+            .layer(ClassifyLayer::new(&provider))
             .into_inner();
         let url = target.url.clone();
         let tier = u32::try_from(at)?;
