@@ -90,9 +90,7 @@ fn stampede(options: &Options) -> Result<ExitCode, String> {
     if !options.json {
         results.runs.iter().filter_map(why_lost).for_each(|line| eprintln!("{line}"));
         print(&format!("\n{}\n", report::table(&results.rows)), ExitCode::SUCCESS);
-        if !options.simulated {
-            print(&format!("{}\n", report::rungs(&results.runs)), ExitCode::SUCCESS);
-        }
+        print(&format!("{}\n", report::rungs(&results.runs)), ExitCode::SUCCESS);
     }
     let html = report::html(&results.runs, &results.rows);
     std::fs::write(&path, html).map_err(|e| unwritable(&path, &e))?;
@@ -163,7 +161,9 @@ fn over_sockets(options: &Options, settings: &Settings) -> Result<Results, Strin
         let finished = runtime.block_on(drive(settings, options.seed, policy, &field, watch, stop))?;
         progress.end(&finished);
         results.stopped = finished.stopped;
-        let row = Row { oracle_seconds: seconds, ..finished.row };
+        // Half a story cannot be held against a whole one.
+        let oracle_seconds = seconds.filter(|_| !finished.stopped);
+        let row = Row { oracle_seconds, ..finished.row };
         results.add(options, finished.run, row);
         if results.stopped {
             return Ok(results);

@@ -68,6 +68,19 @@ pub(super) fn seconds(d: Duration) -> f64 {
 
 fn intro(page: &mut String, run: &Run) {
     let s = &run.settings;
+    if s.ceilings.is_empty() {
+        // Somebody else's servers over real sockets.
+        let _ = write!(
+            page,
+            "<p>{} agents, {} tasks, {} rung(s) of which nothing is known but what was sent there and what \
+             came back. Seed {}.</p>",
+            s.agents,
+            s.tasks,
+            run.rungs.len(),
+            run.seed,
+        );
+        return;
+    }
     let ceilings: Vec<String> = s.ceilings.iter().map(u32::to_string).collect();
     let hint = s.hint.map_or("no hint".to_string(), |h| format!("Retry-After {} s", seconds(h)));
     put!(
