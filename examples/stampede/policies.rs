@@ -5,8 +5,8 @@ use std::{future::Future, pin::Pin, sync::Arc};
 use http_body_util::BodyExt;
 use tower::{BoxError, ServiceBuilder, ServiceExt};
 use tower_herd::{
-    ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer, Provider,
-    ProviderSettings, RetryAfterLayer, TaskLayer, failover::Rung,
+    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer,
+    Provider, ProviderSettings, RetryAfterLayer, TaskLayer, failover::Rung,
 };
 
 use crate::{
@@ -56,6 +56,7 @@ pub fn tower_herd(wire: Wire, targets: &[Target], seed: u64) -> Result<(Call, Ve
             .layer(RetryAfterLayer::new(&provider))
             .layer(FleetLimitLayer::new(&provider))
             .layer(ClassifyLayer::new(&provider))
+            .layer(AttemptTimeoutLayer::default())
             .into_inner();
         let url = target.url.clone();
         let tier = u32::try_from(at)?;
