@@ -4,6 +4,8 @@
 //! promised must still hold.
 
 // The example's own modules; what only its `main` uses is dead here.
+#[path = "../examples/stampede/crossing.rs"]
+mod crossing;
 #[allow(dead_code, reason = "the example's main uses it")]
 #[path = "../examples/stampede/drive.rs"]
 mod drive;
@@ -28,7 +30,10 @@ use std::{
 use drive::{Field, Finished, Live, Policy, drive};
 use options::{Options, Target, check_open_files, check_reachable};
 use providers::Providers;
-use tower_herd_sim::scenario::Settings;
+use tower_herd_sim::{
+    provider::{CallRecord, Outcome},
+    scenario::Settings,
+};
 
 /// A fifth of the scenario's latency: the cut comes after one second.
 fn settings() -> Settings {
@@ -50,7 +55,9 @@ async fn the_stack_loses_nothing_where_the_naive_chain_floods() {
     assert!(herd.amplification.unwrap() <= 1.05, "{herd:?}");
     assert!(herd.throttled.unwrap() > 0, "the cut was never met: {herd:?}");
     assert_eq!((herd.early_calls, herd.duplicates), (Some(0), Some(0)), "{herd:?}");
-    assert!(naive.wire_calls.unwrap() > 2 * herd.wire_calls.unwrap(), "{naive:?}");
+    // How hard the naive chain hits depends on how fast this machine lets it.
+    assert!(naive.throttled.unwrap() > 5 * herd.throttled.unwrap(), "{naive:?}");
+    assert!(naive.early_calls.unwrap() > 0, "{naive:?}");
 
     let json: serde_json::Value = serde_json::from_str(&herd.json()).unwrap();
     let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
@@ -144,4 +151,30 @@ fn a_server_that_is_not_there_and_a_port_in_use_are_named() {
     let gone: Target = format!("http://127.0.0.1:{port}/").parse().unwrap();
     let error = check_reachable(&[gone]).unwrap_err();
     assert!(error.contains(&port.to_string()) && error.contains("refuses connections"), "{error}");
+}
+
+#[test]
+fn a_call_that_crossed_the_refusal_is_not_early_and_one_that_left_after_it_is() {
+    let ms = Duration::from_millis;
+    let call = |task, left, ended, outcome| CallRecord {
+        arrival: ms(left),
+        task: Some(task),
+        process: 0,
+        outcome,
+        ended: Some(ms(ended)),
+        early: false,
+        probe: false,
+    };
+    // Refused, and the refusal read at 100; the provider had sent it at 60.
+    let refused = call(1, 50, 100, Outcome::Throttled);
+    let sent = [
+        refused,
+        call(2, 99, 500, Outcome::Served),
+        call(3, 130, 500, Outcome::Served),
+        call(1, 1101, 1500, Outcome::Served),
+    ];
+    let mut records = sent;
+    records.iter_mut().skip(1).for_each(|r| r.early = true);
+    crossing::forgive(&mut records, &sent, Duration::from_secs(1));
+    assert_eq!(records.map(|r| r.early), [false, false, true, false]);
 }

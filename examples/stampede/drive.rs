@@ -15,16 +15,17 @@ use http_body_util::Full;
 use tokio::{task::JoinSet, time::Instant};
 use tower_herd::{HasTask, Provider, Safety, Task};
 use tower_herd_sim::{
-    provider::{Outcome, ScriptedProvider, Stats, peak},
+    provider::{CallRecord, Outcome, ScriptedProvider, Stats, peak},
     report::Row,
     scenario::{Run, RungRun, Settings, TaskResult},
 };
 
 use crate::{
+    crossing,
     options::Target,
     policies::{self, Call},
     providers::Providers,
-    wire::{Book, Completion, Of, Wire},
+    wire::{Book, Completion, Of, Page, Wire},
 };
 
 /// Which policy runs.
@@ -178,7 +179,15 @@ fn finish(
         settings.tasks = tasks.len() as u64;
     }
     let rungs = match counting {
-        Some(providers) => providers.iter().enumerate().map(|(i, p)| counted(&settings, i, p)).collect(),
+        Some(providers) => {
+            let sent = live.book.pages().iter().map(Page::calls);
+            providers
+                .iter()
+                .zip(sent)
+                .enumerate()
+                .map(|(i, (p, sent))| counted(&settings, i, p, &sent))
+                .collect()
+        }
         None => live.book.pages().iter().enumerate().map(|(i, page)| sent(i, page.calls())).collect(),
     };
     let elapsed = tasks.last().map_or(live.started.elapsed(), |t| t.ended);
@@ -191,18 +200,20 @@ fn finish(
 }
 
 /// A rung as it counted itself.
-fn counted(settings: &Settings, at: usize, provider: &ScriptedProvider) -> RungRun {
+fn counted(settings: &Settings, at: usize, provider: &ScriptedProvider, sent: &[CallRecord]) -> RungRun {
     let mut ceiling = vec![(Duration::ZERO, settings.ceilings[at])];
     if let Some(cut) = settings.cut_at.filter(|_| at + 1 == settings.cut_rung) {
         ceiling.push((settings.scaled(cut), settings.cut_to));
     }
+    let (mut stats, mut records) = (provider.stats(), provider.records());
+    crossing::forgive(&mut records, sent, settings.hint.unwrap_or_default());
+    stats.early_calls = records.iter().filter(|r| r.early).count() as u64;
     let in_flight = provider.in_flight_series();
-    let name = (at + 1).to_string();
-    RungRun { name, stats: provider.stats(), records: provider.records(), in_flight, ceiling }
+    RungRun { name: (at + 1).to_string(), stats, records, in_flight, ceiling }
 }
 
 /// A rung as we saw it from our side.
-fn sent(at: usize, records: Vec<tower_herd_sim::provider::CallRecord>) -> RungRun {
+fn sent(at: usize, records: Vec<CallRecord>) -> RungRun {
     let count = |outcome| records.iter().filter(|r| r.outcome == outcome).count() as u64;
     let times: Vec<Duration> = records.iter().map(|r| r.arrival).collect();
     let mut steps: Vec<(Duration, i64)> = records.iter().map(|r| (r.arrival, 1)).collect();

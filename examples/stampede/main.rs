@@ -11,6 +11,7 @@
 //! (`policies::tower_herd`), which are told nothing about the ceilings. Everything is counted at the
 //! servers, and the time is held against an oracle that knows every ceiling (from the simulator).
 
+mod crossing;
 mod drive;
 mod options;
 mod policies;

@@ -33,10 +33,6 @@ const VOICES: [(f64, HintForm, LimitHeaders); 3] = [
     (0.3, HintForm::Seconds, LimitHeaders::Anthropic),
 ];
 
-/// A reply needs some time to be read on a busy machine. A call that crosses it is not early; one that
-/// comes later than this is.
-const CROSSING: Duration = Duration::from_millis(25);
-
 /// The servers.
 pub struct Providers {
     runtime: Option<Runtime>,
@@ -117,7 +113,6 @@ fn scripts(settings: &Settings, seed: u64) -> Vec<Script> {
             .latency(settings.latency)
             .spread(spread)
             .refusal_latency(settings.refusal_latency)
-            .told_grace(CROSSING)
             .seed(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(at as u64));
         match settings.cut_at {
             Some(cut) if at + 1 == settings.cut_rung => {
