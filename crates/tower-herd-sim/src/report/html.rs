@@ -70,7 +70,7 @@ fn intro(page: &mut String, run: &Run) {
     let s = &run.settings;
     if s.ceilings.is_empty() {
         // Somebody else's servers over real sockets.
-        let _ = write!(
+        put!(
             page,
             "<p>{} agents, {} tasks, {} rung(s) of which nothing is known but what was sent there and what \
              came back. Seed {}.</p>",
@@ -216,8 +216,7 @@ fn seen(page: &mut String, runs: &[Run], before: usize, after: usize) {
         put!(
             page,
             "<p><b>{word} ({}):</b> {} of {} tasks done in {:.1} s, with {} calls, {} of them refused. \
-             The busiest 100 ms at one rung brought {} arrivals, against {ceiling} places in all; {} calls came \
-             before an instant their process had been told.</p>",
+             The busiest 100 ms at one rung brought {} arrivals",
             run.policy,
             run.done(),
             run.settings.tasks,
@@ -225,8 +224,17 @@ fn seen(page: &mut String, runs: &[Run], before: usize, after: usize) {
             s.wire_calls,
             s.throttled,
             s.peak_100ms,
-            s.early_calls,
         );
+        if run.settings.ceilings.is_empty() {
+            page.push_str(".</p>");
+        } else {
+            put!(
+                page,
+                ", against {ceiling} places in all; {} calls came before an instant their process had been \
+                 told.</p>",
+                s.early_calls,
+            );
+        }
         if before == after {
             break;
         }
