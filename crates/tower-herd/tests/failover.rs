@@ -345,5 +345,18 @@ async fn the_retry_budget_is_kept_by_provider() {
     }
     assert!(budget.of("rung-0").unwrap().try_withdraw(), "ten first calls paid in there");
     assert!(budget.of("rung-1").unwrap().try_withdraw());
-    assert!(!budget.of("elsewhere").unwrap().try_withdraw());
+    assert!(budget.of("elsewhere").is_none());
+}
+
+// A ladder that was not given the budget: repetitions draw on the one pot, into which all calls pay.
+#[tokio::test(start_paused = true)]
+async fn a_ladder_without_the_budget_leaves_one_pot() {
+    use tower_herd::RatioBudget;
+    let ladder = ladder(&[50], &[answer(200)]);
+    let flaky = Script::new(|nth, _| if nth % 10 == 0 { answer(500) } else { answer(200) });
+    let service = HashedFailover::new([rung(&ladder.providers[0], &flaky)]).unwrap();
+    let retrying = tower_herd::JitteredRetryLayer::new().budget(RatioBudget::new(0.2)).layer(service);
+    for i in 0..400 {
+        assert_eq!(retrying.clone().oneshot(request(i)).await.unwrap().status(), 200, "call {i}");
+    }
 }

@@ -202,9 +202,10 @@ async fn a_dry_budget_gives_up_before_it_sleeps() {
 async fn the_budget_is_that_of_the_provider_that_answered() {
     let budget = RatioBudget::new(0.0).reserve(1, S(1000));
     let layer = retry().budget(budget.clone());
+    // As a ladder does for its rungs.
+    let (a, b) = (budget.open("a").unwrap(), budget.open("b").unwrap());
     let (reply, seen) = run(layer, get(), [From("a", 500), Status(200)]).await;
     assert_eq!(status(&reply), 200);
-    let (a, b) = (budget.of("a").unwrap(), budget.of("b").unwrap());
     assert!(!a.try_withdraw() && b.try_withdraw() && budget.try_withdraw());
     // The ladder says where it went: elsewhere, so the charge is given back.
     let resent = seen.calls.lock().unwrap()[1].2.clone().unwrap();

@@ -3,10 +3,10 @@
 use super::{Client, Policy, SimRequest, TaskInfo, World, erase};
 use crate::{BoxError, provider::ProviderService};
 use std::time::Duration;
-use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_herd::{
     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HasTask, HashedFailover, JitteredRetryLayer,
-    Provider, ProviderSettings, RetryAfterLayer, Safety, Task, TaskLayer, failover::Rung,
+    Provider, ProviderSettings, RatioBudget, RetryAfterLayer, Safety, Task, TaskLayer, failover::Rung,
 };
 
 /// Retry, a ladder, and per rung pause, fleet limit, sensor and attempt timeout. Nothing about the
@@ -40,10 +40,11 @@ fn client(world: &World, process: u32) -> Result<Client, BoxError> {
         let provider = fleet.configure(&format!("rung-{}", i + 1), known)?;
         rungs.push(Rung::new(&provider, stack(&provider, service, timeout)).tier(i as u32));
     }
-    let ladder = HashedFailover::new(rungs)?;
+    let budget = RatioBudget::default();
+    let ladder = HashedFailover::new(rungs)?.budget(&budget);
     let service = ServiceBuilder::new()
         .layer(TaskLayer::new().seed(seed))
-        .layer(JitteredRetryLayer::new().seed(seed))
+        .layer(JitteredRetryLayer::new().budget(budget).seed(seed))
         .service(ladder);
     Ok(Client::new(move |mut request: SimRequest, task: TaskInfo| {
         let service = service.clone();

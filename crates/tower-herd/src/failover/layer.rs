@@ -54,7 +54,7 @@ impl<L, Req, R, C> HashedFailoverLayer<L, Req, R, C> {
     {
         let rungs = self.rungs.iter().map(|rung| {
             let mut copy = rung.clone();
-            copy.pot = budget.of(rung.provider.name());
+            copy.pot = budget.open(rung.provider.name());
             copy
         });
         self.rungs = rungs.collect();

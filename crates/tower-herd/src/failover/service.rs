@@ -81,7 +81,7 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
     {
         let rungs = self.ladder.rungs.iter().map(|rung| {
             let mut copy = rung.with(Mutex::new(copy(&rung.with)));
-            copy.pot = budget.of(rung.provider.name());
+            copy.pot = budget.open(rung.provider.name());
             copy
         });
         HashedFailover { ladder: Arc::new(Ladder::new(rungs.collect(), self.ladder.patience)), ..self }

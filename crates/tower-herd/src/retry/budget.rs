@@ -33,11 +33,16 @@ pub trait Budget: Send + Sync + 'static {
     fn try_withdraw(&self) -> bool;
     /// A call that was taken out is not sent after all.
     fn refund(&self);
-    /// The part that is kept for one provider, where one handle serves a ladder of several; none: one
-    /// pot for all.
-    ///
-    /// A layer that knows where a call goes (the ladder) resolves this once and deposits there; the
-    /// retry layer withdraws from the part of the provider whose reply it holds.
+    /// Opens the part that is kept for one provider, where one handle serves a ladder of several; none:
+    /// one pot for all. A layer that knows where a call goes (the ladder) does so once for each rung,
+    /// and deposits there.
+    fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
+        let _ = provider;
+        None
+    }
+    /// The part of this provider, if somebody opened it. The retry layer withdraws from the part of
+    /// the provider whose reply it holds, else from the one pot: a part into which nobody pays would
+    /// soon be empty.
     fn of(&self, provider: &str) -> Option<Arc<dyn Budget>> {
         let _ = provider;
         None
@@ -58,6 +63,9 @@ impl<B: Budget + ?Sized> Budget for Arc<B> {
     }
     fn refund(&self) {
         (**self).refund();
+    }
+    fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
+        (**self).open(provider)
     }
     fn of(&self, provider: &str) -> Option<Arc<dyn Budget>> {
         (**self).of(provider)
@@ -269,14 +277,15 @@ impl Budget for RatioBudget {
         self.pot.up_to_date().pay_in(CALL);
     }
 
-    fn of(&self, provider: &str) -> Option<Arc<dyn Budget>> {
+    fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(part) = parts.get(provider) {
-            return Some(Arc::new(part.clone()));
-        }
-        let part = Self::with(self.settings);
-        parts.insert(provider.into(), part.clone());
-        Some(Arc::new(part))
+        let part = parts.entry(provider.into()).or_insert_with(|| Self::with(self.settings));
+        Some(Arc::new(part.clone()))
+    }
+
+    fn of(&self, provider: &str) -> Option<Arc<dyn Budget>> {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.get(provider).map(|part| Arc::new(part.clone()) as Arc<dyn Budget>)
     }
 
     fn id(&self) -> usize {
@@ -338,14 +347,15 @@ mod tests {
     #[test]
     fn each_provider_has_its_own_part() {
         let budget = RatioBudget::default();
-        let (a, b) = (budget.of("a").unwrap(), budget.of("b").unwrap());
+        assert!(budget.of("a").is_none(), "not opened");
+        let (a, b) = (budget.open("a").unwrap(), budget.open("b").unwrap());
         while a.try_withdraw() {}
         assert!(!budget.of("a").unwrap().try_withdraw());
         assert!(b.try_withdraw() && budget.try_withdraw());
         assert_eq!(a.id(), budget.of("a").unwrap().id());
         assert_ne!(a.id(), b.id());
         assert_eq!(Arc::new(budget.clone()).id(), budget.id());
-        assert!(Unlimited.try_withdraw() && Unlimited.of("a").is_none());
+        assert!(Unlimited.try_withdraw() && Unlimited.open("a").is_none());
     }
 
     #[test]
