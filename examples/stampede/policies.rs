@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use tower::{BoxError, ServiceBuilder, ServiceExt};
 use tower_herd::{
     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, JitteredRetryLayer,
-    Provider, ProviderSettings, RetryAfterLayer, TaskLayer, failover::Rung,
+    Provider, ProviderSettings, RatioBudget, RetryAfterLayer, TaskLayer, failover::Rung,
 };
 
 use crate::{
@@ -63,10 +63,11 @@ pub fn tower_herd(wire: Wire, targets: &[Target], seed: u64) -> Result<(Call, Ve
         rungs.push(Rung::new(&provider, layers).tier(tier).map(move |request| aim(request, at, &url)));
         providers.push(provider);
     }
+    let budget = RatioBudget::default();
     let service = ServiceBuilder::new()
         .layer(TaskLayer::new())
-        .layer(JitteredRetryLayer::new().seed(seed))
-        .layer(HashedFailoverLayer::new(rungs)?)
+        .layer(JitteredRetryLayer::new().budget(budget.clone()).seed(seed))
+        .layer(HashedFailoverLayer::new(rungs)?.budget(&budget))
         .service(wire);
     let call: Call = Arc::new(move |request| {
         let service = service.clone();
