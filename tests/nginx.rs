@@ -28,7 +28,7 @@ use tokio::{
 };
 use tower::{ServiceBuilder, ServiceExt};
 use tower_herd::{
-    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Key, Provider,
+    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Provider,
     ProviderSettings, RetryAfterLayer, Safety, Task, TaskLayer, random::Seeds,
 };
 
@@ -61,8 +61,11 @@ struct Tally {
 /// The agents, each with one call at a time through the stack.
 async fn run(url: String, provider: &Provider, load: Load) -> Arc<Tally> {
     let stack = ServiceBuilder::new()
-        .layer(TaskLayer::new().caller(|request: &http::Request<Full<Bytes>>| {
-            request.headers().get("x-agent").map(|agent| Key::from(agent.as_bytes()))
+        .layer(TaskLayer::new().with(|request: &http::Request<Full<Bytes>>, task: Task| {
+            match request.headers().get("x-agent") {
+                Some(agent) => task.caller(agent.as_bytes()),
+                None => task,
+            }
         }))
         .layer(JitteredRetryLayer::new())
         .layer(RetryAfterLayer::new(provider))

@@ -340,8 +340,8 @@ async fn a_ladder_and_a_direct_user_of_one_provider_do_not_starve_each_other() {
     let count = |n: usize| (0..n).map(|_| Arc::new(AtomicUsize::new(0))).collect::<Vec<_>>();
     let (by_ladder, by_direct) = (count(8), count(8));
     let mut agents = Vec::new();
-    for done in by_ladder.iter().cloned() {
-        let (service, request) = (ladder.clone(), request("http://placeholder.invalid/"));
+    for done in &by_ladder {
+        let (done, service, request) = (done.clone(), ladder.clone(), request("http://placeholder.invalid/"));
         agents.push(tokio::spawn(async move {
             while Instant::now() < until {
                 whole(service.clone(), request.clone()).await.unwrap();
@@ -349,8 +349,8 @@ async fn a_ladder_and_a_direct_user_of_one_provider_do_not_starve_each_other() {
             }
         }));
     }
-    for done in by_direct.iter().cloned() {
-        let (service, request) = (direct.clone(), request(&server.url));
+    for done in &by_direct {
+        let (done, service, request) = (done.clone(), direct.clone(), request(&server.url));
         agents.push(tokio::spawn(async move {
             while Instant::now() < until {
                 whole(service.clone(), request.clone()).await.unwrap();

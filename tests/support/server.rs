@@ -42,7 +42,7 @@ pub fn answer(status: u16) -> Answer {
 }
 
 impl Answer {
-    pub fn header(mut self, name: &'static str, value: impl ToString) -> Self {
+    pub fn header(mut self, name: &'static str, value: impl std::fmt::Display) -> Self {
         self.headers.push((name, value.to_string()));
         self
     }

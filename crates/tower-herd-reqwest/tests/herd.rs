@@ -4,10 +4,8 @@ mod common;
 
 use common::{server, stream, with};
 use reqwest::Body;
-use std::{
-    sync::atomic::Ordering::SeqCst,
-    time::{Duration, Instant},
-};
+use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+use tokio::time::Instant;
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_herd::{
     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, HttpClassify,

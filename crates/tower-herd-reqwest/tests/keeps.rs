@@ -6,8 +6,9 @@ use common::{Again, Inspect, chain, server, stream, with};
 use reqwest::Version;
 use std::{
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
+use tokio::time::Instant;
 use tower::{
     ServiceBuilder,
     layer::util::Identity,

@@ -27,6 +27,7 @@ impl Default for Seeds {
 impl Seeds {
     /// Starts from the operating system's randomness.
     #[must_use]
+    #[expect(clippy::disallowed_types, reason = "this one must differ in every process")]
     pub fn from_entropy() -> Self {
         // The keys of a `RandomState` are the standard library's only door to it.
         use std::hash::{BuildHasher, RandomState};

@@ -1,4 +1,5 @@
 //! Runs side by side in one standalone SVG, as a README shows them.
+#![allow(clippy::let_underscore_must_use, reason = "writing to a String does not fail")]
 
 use std::fmt::Write;
 

@@ -50,10 +50,10 @@ impl<B: Body, G: Guard> Body for HeldBody<B, G> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut me = self.project();
         let frame = ready!(me.body.as_mut().poll_frame(cx));
-        if !matches!(frame, Some(Ok(_))) || me.body.is_end_stream() {
-            if let Some(guard) = me.guard.take() {
-                guard.end();
-            }
+        if (!matches!(frame, Some(Ok(_))) || me.body.is_end_stream())
+            && let Some(guard) = me.guard.take()
+        {
+            guard.end();
         }
         Poll::Ready(frame)
     }

@@ -79,9 +79,7 @@ impl<B: Body> Replay<B> {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.frames.is_empty()
-            && self.error.is_none()
-            && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+        self.frames.is_empty() && self.error.is_none() && self.rest.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -161,7 +161,7 @@ mod tests {
     fn the_mark_hides_nothing() {
         let marked = NotExecuted::new(io::Error::from(io::ErrorKind::AddrNotAvailable));
         assert_eq!(marked.to_string(), io::Error::from(io::ErrorKind::AddrNotAvailable).to_string());
-        assert!(marked.source().is_some_and(|source| source.is::<io::Error>()));
+        assert!(marked.source().is_some_and(<dyn Error>::is::<io::Error>));
         assert!(marked.into_inner().is::<io::Error>());
     }
 

@@ -53,8 +53,7 @@ pub trait Classify<Res> {
 
     /// Which provider the outcome comes from, where a ladder below says so. The retry budget is kept by
     /// provider. The default does not know.
-    fn provider(&self, outcome: Result<&Res, &(dyn Error + 'static)>) -> Option<Arc<str>> {
-        let _ = outcome;
+    fn provider(&self, _: Result<&Res, &(dyn Error + 'static)>) -> Option<Arc<str>> {
         None
     }
 }

@@ -45,10 +45,10 @@ impl<B: http_body::Body> Hold<http::Response<B>> for UntilBodyEnd {
     fn hold(&self, reply: http::Response<B>, slot: HeldSlot) -> Self::Held {
         let mut slot = slot.0;
         reply.map(|body| {
-            if body.is_end_stream() {
-                if let Some(held) = slot.take() {
-                    held.0.end();
-                }
+            if body.is_end_stream()
+                && let Some(held) = slot.take()
+            {
+                held.0.end();
             }
             crate::body::HeldBody::new(body, slot)
         })
@@ -67,6 +67,7 @@ impl<Res> Hold<Res> for UntilReply {
 }
 
 mod sealed {
+    #[allow(unnameable_types, reason = "so that nobody else can implement `Hold`")]
     pub trait Sealed {}
     impl Sealed for super::UntilBodyEnd {}
     impl Sealed for super::UntilReply {}

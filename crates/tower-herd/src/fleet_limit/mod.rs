@@ -76,6 +76,8 @@ mod layer;
 mod service;
 
 pub use future::ResponseFuture;
-pub use hold::{Hold, UntilBodyEnd, UntilReply};
+#[doc(hidden)]
+pub use hold::HeldSlot;
+pub use hold::{Held, Hold, UntilBodyEnd, UntilReply};
 pub use layer::FleetLimitLayer;
 pub use service::FleetLimit;

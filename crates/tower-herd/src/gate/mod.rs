@@ -35,6 +35,10 @@
 //! latest that anyone has read. A release reads no clock. A poll that follows a
 //! timer wants a precise reading: with one that lags behind the timer the waiter
 //! is told the same instant again, though it is over.
+#![allow(
+    dead_code,
+    reason = "which of these are used depends on the features; the fleet's lease drives the rest"
+)]
 
 mod guard;
 mod line;

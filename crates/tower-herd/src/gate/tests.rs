@@ -398,7 +398,7 @@ fn a_served_waiter_is_not_polled() {
     let id = gate.enqueue(spec(0, Batch, T0)).unwrap();
     let hand = Hand { id, count: Arc::default() };
     assert_eq!(hand.poll(&gate, T0), GOT);
-    let _ = hand.poll(&gate, T0);
+    assert_eq!(hand.poll(&gate, T0), GOT);
 }
 
 /// Dropping or waking a waker may drop a task, whose drop may use the gate.

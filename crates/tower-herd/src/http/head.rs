@@ -73,9 +73,11 @@ impl HttpClassify {
 pub struct HttpClassifyAt(fn() -> SystemTime);
 
 /// The one place where the wall clock is read.
-#[allow(clippy::disallowed_methods)]
-// A date in a header means the wall clock; it only ever yields a span, and only where the reply has
-// no `Date` of its own to compare with.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a date in a header means the wall clock; it only ever yields a span, and only where the reply has \
+              no `Date` of its own to compare with"
+)]
 pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

@@ -45,7 +45,8 @@ impl Durations {
         for (i, count) in self.counts.iter().enumerate() {
             seen += u32::from(*count);
             if seen >= wanted {
-                return Some(Duration::from_secs_f64(FIRST * ((i + 1) as f64 / PER_OCTAVE).exp2()));
+                let bound = FIRST * ((i + 1) as f64 / PER_OCTAVE).exp2();
+                return Some(Duration::try_from_secs_f64(bound).unwrap_or(Duration::MAX));
             }
         }
         None

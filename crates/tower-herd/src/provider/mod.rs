@@ -26,6 +26,12 @@
 //! narrowest scope that the reply speaks of. A 429 met through a scope pauses that scope; when two
 //! scopes were paused by 429s without a hint within a minute, the whole provider is.
 
+#[allow(dead_code, reason = "the fleet's lease and reports drive what is left")]
+#[allow(clippy::collapsible_if, reason = "two steps of a rule read better as two")]
+#[allow(
+    clippy::unchecked_time_subtraction,
+    reason = "a window less a part of itself; and `expect` would name a panic that cannot be"
+)]
 mod control;
 mod durations;
 mod fleet;

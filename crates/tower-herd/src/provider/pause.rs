@@ -103,7 +103,8 @@ impl Pause {
     }
 
     /// When the next probe is due, if this pause is long enough for one.
-    pub(crate) fn probe_at(&self) -> Option<Time> {
+    #[cfg(test)]
+    fn probe_at(&self) -> Option<Time> {
         self.probe_at.filter(|at| *at < self.until)
     }
 

@@ -47,7 +47,7 @@ impl Provider {
         let core = &self.core;
         handover::mark_sensed(core);
         let nth = core.begun.fetch_add(1, Ordering::Relaxed);
-        let measured = nth < MEASURE_ALL || nth % 8 == 0;
+        let measured = nth < MEASURE_ALL || nth.is_multiple_of(8);
         let at = if measured { core.clock().now() } else { Time::ZERO };
         Sensing {
             admitted: handover::admitted(core).unwrap_or_else(|| Admitted {

@@ -178,7 +178,7 @@ impl Session {
         if cost == Cost::Attempt && !budget() {
             return give_up(Why::Budget);
         }
-        let wait = range.draw(standing.left - TICK, random).unwrap_or(range.low);
+        let wait = range.draw(standing.left.saturating_sub(TICK), random).unwrap_or(range.low);
         self.waited(signal, wait);
         Decision::Resend { wait, cost }
     }

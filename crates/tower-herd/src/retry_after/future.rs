@@ -72,11 +72,11 @@ where
         return calling(future, sensing, classify);
     }
     handover::mark_sensed(provider.core());
-    if paused.is_some() {
-        if let Ok(probe) = provider.try_slot() {
-            let (future, sensing) = send(&mut service.inner, request, Some(probe), provider);
-            return calling(future, sensing, classify);
-        }
+    if paused.is_some()
+        && let Ok(probe) = provider.try_slot()
+    {
+        let (future, sensing) = send(&mut service.inner, request, Some(probe), provider);
+        return calling(future, sensing, classify);
     }
     let now = provider.clock().now();
     let wait = WaitFor::of(&request, service.patience, provider.core(), now);
