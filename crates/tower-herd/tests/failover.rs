@@ -3,7 +3,6 @@
 mod common;
 
 use common::{Answer, Request, Script, answer, ms, request, secs};
-use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 use tower::{Layer, ServiceBuilder, ServiceExt, layer::util::Stack};
 use tower_herd::{
@@ -11,7 +10,6 @@ use tower_herd::{
     RetryAfterLayer, Safety, Signal, Task,
     failover::{LadderError, Rung},
     fleet_limit::UntilReply,
-    http::HttpClassify,
 };
 
 type Layers = Stack<FleetLimitLayer<UntilReply>, Stack<RetryAfterLayer, tower::layer::util::Identity>>;
@@ -316,7 +314,6 @@ async fn rungs_change_the_request_on_its_way() {
     for (i, script) in ladder.scripts.iter().enumerate() {
         assert_eq!(script.seen.lock().unwrap()[0].2, format!("http://rung-{i}.example/"));
     }
-    let _ = HttpClassify::default();
 }
 
 // Law 4: what may have taken effect at one provider is repeated at no other.

@@ -290,7 +290,7 @@ async fn a_drop_at_any_moment_leaks_nothing() {
         let layer = retry().budget(budget.clone()).backoff(Backoff::PlusMinus(0.01));
         let (service, seen) = provider([Slow(500, MS(100)), Slow(200, MS(200))]);
         let call = send(&layer, &service, get());
-        let _ = tokio::time::timeout(MS(millis), call).await;
+        tokio::time::timeout(MS(millis), call).await.ok();
         assert_eq!((layer.sleeping(), seen.in_flight.load(Ordering::Relaxed)), (0, 0), "after {millis} ms");
         let left = if seen.count() == 2 { 8.0 } else { 9.0 };
         assert_eq!(budget.balance().floor(), left, "after {millis} ms");
@@ -302,9 +302,9 @@ async fn nothing_is_in_flight_while_it_sleeps_and_nothing_sleeps_in_flight() {
     let (service, seen) = provider([Hint(429, 5), Slow(200, S(60))]);
     let layer = retry();
     let mut call = std::pin::pin!(send(&layer, &service, get()));
-    let _ = tokio::time::timeout(S(3), &mut call).await.unwrap_err();
+    tokio::time::timeout(S(3), &mut call).await.unwrap_err();
     assert_eq!((layer.sleeping(), seen.in_flight.load(Ordering::Relaxed)), (1, 0));
-    let _ = tokio::time::timeout(S(20), &mut call).await.unwrap_err();
+    tokio::time::timeout(S(20), &mut call).await.unwrap_err();
     assert_eq!((layer.sleeping(), seen.in_flight.load(Ordering::Relaxed)), (0, 1));
     assert_eq!(status(&call.await), 200);
 }
@@ -315,9 +315,11 @@ async fn copies_are_of_the_same_task_and_say_what_they_are() {
     let (_, seen) = run(retry(), of(&task, get()), [Status(500), Status(429), Status(200)]).await;
     let calls = seen.calls.lock().unwrap();
     assert!(calls.iter().all(|(_, t, _)| t.as_ref().unwrap().is(&task)));
-    let attempts: Vec<_> = calls.iter().map(|(_, _, r)| r.as_ref().map(|r| r.attempt())).collect();
+    let attempts: Vec<_> =
+        calls.iter().map(|(_, _, r)| r.as_ref().map(tower_herd::retry::Resent::attempt)).collect();
     assert_eq!(attempts, [None, Some(2), Some(3)]);
-    let executed: Vec<_> = calls.iter().filter_map(|(_, _, r)| r.as_ref().map(|r| r.executed())).collect();
+    let executed: Vec<_> =
+        calls.iter().filter_map(|(_, _, r)| r.as_ref().map(tower_herd::retry::Resent::executed)).collect();
     assert_eq!(executed, [Executed::Maybe; 2], "the 429 proves nothing about the call before it");
 }
 

@@ -1,5 +1,5 @@
 //! A provider in a few lines: what it answers is a function of the n-th call; it notes when calls came.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "every test binary includes this file and uses a part of it")]
 
 use std::{
     convert::Infallible,
@@ -37,7 +37,7 @@ impl Answer {
         self.after = time;
         self
     }
-    pub fn header(mut self, name: &'static str, value: impl ToString) -> Self {
+    pub fn header(mut self, name: &'static str, value: impl std::fmt::Display) -> Self {
         self.headers.push((name, value.to_string()));
         self
     }
@@ -47,10 +47,14 @@ impl Answer {
     }
 }
 
+type Answers = dyn Fn(usize, &Request) -> Answer + Send + Sync;
+/// When a call came, of which task, and where to.
+type Seen = (Instant, Option<Task>, String);
+
 #[derive(Clone)]
 pub struct Script {
-    answers: Arc<dyn Fn(usize, &Request) -> Answer + Send + Sync>,
-    pub seen: Arc<Mutex<Vec<(Instant, Option<Task>, String)>>>,
+    answers: Arc<Answers>,
+    pub seen: Arc<Mutex<Vec<Seen>>>,
     pub in_flight: Arc<AtomicUsize>,
     pub peak: Arc<AtomicUsize>,
 }

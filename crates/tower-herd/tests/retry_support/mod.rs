@@ -143,7 +143,7 @@ impl Shared {
     }
     /// The pauses between them.
     pub fn gaps(&self) -> Vec<Duration> {
-        self.at().windows(2).map(|w| w[1] - w[0]).collect()
+        self.at().windows(2).map(|w| w[1].saturating_sub(w[0])).collect()
     }
     fn next(&self) -> Step {
         let mut script = self.script.lock().unwrap();
