@@ -79,6 +79,7 @@ pub struct Script {
     pub(crate) latency: Duration,
     pub(crate) spread: f64,
     pub(crate) refusal_latency: Duration,
+    pub(crate) lag: Duration,
     pub(crate) body: Bytes,
     pub(crate) body_time: Duration,
     pub(crate) body_chunks: u32,
@@ -103,6 +104,7 @@ impl Script {
             latency: Duration::from_secs(1),
             spread: 0.5,
             refusal_latency: Duration::from_millis(5),
+            lag: Duration::ZERO,
             body: Bytes::from_static(b"{\"object\":\"completion\"}"),
             body_time: Duration::ZERO,
             body_chunks: 4,
@@ -160,6 +162,12 @@ impl Script {
     /// The latency is uniform in `mean * (1 - spread) ..= mean * (1 + spread)`; clamped to 0..=1.
     pub fn spread(mut self, spread: f64) -> Self {
         self.spread = spread.clamp(0.0, 1.0);
+        self
+    }
+
+    /// How much later than its caller the provider sees that a call is over: uniform, this is the mean.
+    pub fn lag(mut self, mean: Duration) -> Self {
+        self.lag = mean;
         self
     }
 

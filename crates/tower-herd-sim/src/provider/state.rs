@@ -140,7 +140,10 @@ impl State {
         let factor = 1.0 - spread + 2.0 * spread * self.rng.f64();
         let head = crate::scale(self.script.latency, factor);
         let fails = failure > 0.0 && self.rng.f64() < failure;
-        let end = if fails { head } else { head + self.script.body_time };
+        let mut end = if fails { head } else { head + self.script.body_time };
+        if !self.script.lag.is_zero() {
+            end += self.script.lag.mul_f64(2.0 * self.rng.f64());
+        }
         self.in_service.insert((now + end, id), fails);
         self.flights.push((now, 1));
         self.in_flight_peak = self.in_flight_peak.max(self.in_service.len());

@@ -112,6 +112,7 @@ pub fn keys() -> &'static [(&'static str, &'static str)] {
         ("latency", "mean seconds of a served call"),
         ("spread", "0..1: latency is uniform in mean x (1 -/+ spread)"),
         ("refusal_latency", "seconds until a refusal answers"),
+        ("lag", "seconds by which the provider counts a call down late, in the mean (nginx does)"),
         ("body", "seconds over which the body streams after the head, its place still held"),
         ("ceilings", "one a rung, cheapest first: 100,20,20"),
         ("burst", "seconds' worth that a rate lets through at once"),
@@ -156,6 +157,8 @@ pub struct Settings {
     pub spread: f64,
     /// Latency of a refusal.
     pub refusal_latency: Duration,
+    /// How much later than its caller a provider sees that a call is over.
+    pub lag: Duration,
     /// Streaming time of the body.
     pub body: Duration,
     /// The ceilings as published, cheapest rung first; `None` in the field means unlimited.
@@ -206,6 +209,7 @@ impl Settings {
             latency: Duration::from_secs(1),
             spread: 0.5,
             refusal_latency: Duration::from_millis(5),
+            lag: Duration::ZERO,
             body: Duration::ZERO,
             ceilings: vec![100, 20, 20],
             burst: 1.0,
@@ -292,6 +296,7 @@ impl Settings {
             "latency" => self.latency = seconds(key, value, 0.001, 3600.0)?,
             "spread" => self.spread = real(key, value, 0.0, 1.0)?,
             "refusal_latency" => self.refusal_latency = seconds(key, value, 0.0, 60.0)?,
+            "lag" => self.lag = seconds(key, value, 0.0, 60.0)?,
             "body" => self.body = seconds(key, value, 0.0, 3600.0)?,
             "ceilings" => {
                 let rungs: Result<Vec<u32>, _> =
@@ -393,6 +398,7 @@ impl Settings {
                 .latency(self.latency)
                 .spread(self.spread)
                 .refusal_latency(self.refusal_latency)
+                .lag(self.lag)
                 .aborts(self.aborts)
                 .seed(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(rung as u64))
                 .wall_start(wall);
@@ -443,6 +449,7 @@ mod tests {
             ("latency", "0.2"),
             ("spread", "0"),
             ("refusal_latency", "8ms"),
+            ("lag", "2ms"),
             ("body", "1s"),
             ("ceilings", "10,5"),
             ("burst", "2"),

@@ -32,6 +32,8 @@ impl Control {
         }
         if busy >= self.cap {
             self.look_above(now, busy)?;
+        } else if let Some(at) = self.turnaround.full(now, busy, self.cap) {
+            return Err(BlockedUntil(Some(at)));
         }
         if let Some(ready) = self.held_by_rate(now, waiting) {
             return Err(BlockedUntil(Some(ready)));
@@ -55,6 +57,7 @@ impl Control {
         }
         let rank = busy.saturating_add(1);
         self.idle = None;
+        self.turnaround.took(rank);
         // A timer is late by its grain: the next turn counts from when this one was due.
         self.last = Some(due);
         self.warm = self.warm.max(rank);

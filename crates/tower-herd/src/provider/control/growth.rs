@@ -1,6 +1,6 @@
 //! The ceiling: what one refusal tells about it, and how it grows.
 
-use super::{ACCEPT, Admitted, BlockedUntil, Control, Event, GAP_MAX, WINDOW, blur};
+use super::{ACCEPT, Admitted, BlockedUntil, Control, DEAR, Event, GAP_MAX, WINDOW, blur};
 use crate::Time;
 use std::time::Duration;
 
@@ -15,6 +15,11 @@ impl Control {
     /// How long until a call that was not refused counts as accepted.
     pub(super) fn accept_after(&self) -> Duration {
         self.refusal.map_or(WINDOW, |r| r.saturating_mul(4)).max(ACCEPT)
+    }
+
+    /// Whether a pause of this length costs several calls.
+    pub(super) fn is_dear(&self, cost: Duration) -> bool {
+        self.latency.is_some_and(|l| cost >= l.saturating_mul(DEAR))
     }
 
     pub(super) fn gap(&self, cost: Duration) -> Duration {
@@ -80,14 +85,15 @@ impl Control {
         }
     }
 
-    /// The provider was serving `served` when it refused.
-    pub(super) fn cut_to(&mut self, served: u32, call: Admitted, since: Option<Event>) {
+    /// The provider was serving `served` when it refused. Whether that was accepted a moment ago.
+    pub(super) fn cut_to(&mut self, served: u32, call: Admitted, since: Option<Event>) -> bool {
         let s = served.max(self.set.floor);
         let step = std::mem::replace(&mut self.step, 1);
         // Accepted up to here and refused at the first step beyond: that is the limit. Had this level
         // been reached before, the limit fell, and nobody knows how far; or it is none on concurrency.
         let some = since.is_none_or(|e| e.admits > 1);
         let bracketed = call.first && some;
+        let mut near = false;
         match self.limit {
             Some(l) if call.rank > l && s >= l => {
                 // A probe failed: the limit is as it was. Where it is known to be blurred, what the
@@ -107,19 +113,32 @@ impl Control {
                         e.verified = true;
                     }
                 }
-                return;
+                return false;
             }
             Some(l) if s >= l - l / 4 && some && !call.first => {
                 // Refused where it was accepted a moment ago: the provider counts a finished call a
-                // little longer than we do, so what we saw in service is one below already.
+                // little longer than we do. A pause between calls helps; if it does not, fewer places
+                // (what we saw in service is one below already).
                 self.contradictions += 1;
                 self.misses = self.misses.saturating_add(1);
+                let again = self.turnaround.is_on();
+                let longer = s + 2 >= l && self.turnaround.lengthen(self.latency);
+                if longer && !self.is_dear(self.event.map_or(Duration::ZERO, |e| e.cost)) {
+                    if let Some(r) = &mut self.release {
+                        r.doubt = !again;
+                    }
+                    self.cap = l;
+                    return true;
+                }
                 self.shaded = true;
+                near = true;
             }
             Some(l) => {
                 if some && (!call.first || self.exact && s + 1 < l) {
                     self.contradictions += 2;
                 }
+                // If that was what the last refusal was about, it was no matter of milliseconds.
+                self.turnaround.undo();
                 self.misses = 0;
                 self.shaded = false;
             }
@@ -134,6 +153,7 @@ impl Control {
         // Refused again though nothing was accepted in between: the limit is further down.
         let lost = since.is_some_and(|e| e.admits == 1);
         self.cap = if lost { (s - s / 4).max(self.set.floor) } else { s };
+        near
     }
 
     /// A probe that ended without a verdict proves nothing; another may go.

@@ -44,12 +44,14 @@ mod release;
 mod replies;
 #[cfg(test)]
 mod tests;
+mod turnaround;
 
 use crate::Time;
 use growth::Probe;
 use rate::{Bucket, Headers, Pace, Source};
 use release::Release;
 use std::time::Duration;
+use turnaround::Turnaround;
 
 /// What the owner of a provider may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +146,8 @@ const GROW: u32 = 3;
 const ACCEPT: Duration = Duration::from_millis(100);
 /// Contradictions of "it limits concurrency" after which it is taken to limit the rate.
 const CONTRADICTIONS: u32 = 6;
+/// A pause of so many calls' length is dear.
+const DEAR: u32 = 3;
 
 /// The last congestion event.
 #[derive(Clone, Copy, Debug)]
@@ -196,6 +200,8 @@ pub struct Control {
     shaded: bool,
     /// The limit before the probes under way.
     base: u32,
+    /// Places that are taken again only a little after they became free.
+    turnaround: Turnaround,
     pace: Option<Pace>,
     bucket: Option<Bucket>,
     headers: Headers,
@@ -234,6 +240,7 @@ impl Control {
             shaded: false,
             base: 0,
             pace: set.rate.map(|rate| Pace::configured(rate.every)),
+            turnaround: Turnaround::default(),
             bucket: None,
             headers: Headers::default(),
             admitted: 0,
@@ -291,6 +298,7 @@ impl Control {
         self.pause > Time::ZERO && self.release.is_some()
             || self.pace.is_some()
             || self.bucket.is_some()
+            || self.turnaround.is_on()
             || self.contradictions > 0
             || self.limit.is_some_and(|l| self.cap > l)
     }

@@ -12,7 +12,7 @@
 //! * More calls served at once than the bucket holds, or more than it had left: the headers are about
 //!   something else. They are not looked at again for ten minutes.
 
-use super::{Admitted, Control, Event, LimitHeaders, WINDOW, nanos};
+use super::{Admitted, CONTRADICTIONS, Control, Event, LimitHeaders, WINDOW, nanos};
 use crate::Time;
 use std::time::Duration;
 
@@ -29,7 +29,10 @@ pub(super) const LATE: Duration = Duration::from_millis(4);
 pub(super) enum Source {
     Configured,
     Told,
+    /// Refusals contradict a ceiling: it is the rate.
     Learned,
+    /// It may be the rate, and a pause costs more than to heed both.
+    Suspected,
 }
 
 /// Pacing by rate (a GCRA: `tat` is the theoretical arrival time).
@@ -72,7 +75,10 @@ impl Pace {
     }
 
     pub(super) fn took_one(&mut self, now: Time) {
-        let margin = if self.source == Source::Learned { 0 } else { self.gap / 64 };
+        let margin = match self.source {
+            Source::Configured | Source::Told => self.gap / 64,
+            Source::Learned | Source::Suspected => 0,
+        };
         let from = self.tat.max(now.saturating_sub(LATE));
         self.tat = after(after(from, self.gap, 1), margin, 1);
     }
@@ -189,7 +195,12 @@ impl Control {
     fn raise_pace(&mut self, now: Time, waiting: usize) {
         let every = self.latency.unwrap_or(WINDOW).max(WINDOW);
         let Some(p) = &mut self.pace else { return };
-        if p.source != Source::Learned || waiting == 0 || now < self.probe_at || now < p.raise_at {
+        let learned = match p.source {
+            Source::Learned => true,
+            Source::Suspected => now < p.ready(),
+            Source::Configured | Source::Told => false,
+        };
+        if !learned || waiting == 0 || now < self.probe_at || now < p.raise_at {
             return;
         }
         p.before = Some(p.gap);
@@ -304,9 +315,10 @@ impl Control {
             (None, Some((low, high))) => (low.midpoint(high.min(low.saturating_mul(2))), true),
             (Some(gap), None) => (scaled.or(flow).unwrap_or(gap), changed),
             (None, None) => match flow {
-                Some(flow) => (flow, true),
-                None if used >= h.limit.div_ceil(2) && used > 1 => (high, true),
-                None => return,
+                Some(flow) if h.limit >= 8 => (flow, true),
+                // A few tokens are rounding.
+                None if used >= h.limit.div_ceil(2) && h.limit >= 8 => (high, true),
+                _ => return,
             },
         };
         let fine = self.bucket.is_some_and(|bucket| bucket.low > 0);
@@ -376,7 +388,7 @@ impl Control {
         let seen = (nanos(time) / accepted).max(1);
         let seen = seen.saturating_add(seen / 32);
         let (gap, missed) = match self.pace {
-            Some(p) if p.source == Source::Learned => {
+            Some(p) if matches!(p.source, Source::Learned | Source::Suspected) => {
                 let least = p.gap.saturating_add(p.gap / 32).max(2);
                 let most = p.before.map_or(p.gap.saturating_mul(2), |b| b.saturating_add(b / 32)).max(least);
                 (seen.clamp(least, most), p.before.is_some())
@@ -387,9 +399,15 @@ impl Control {
             self.disbelieve(now);
         }
         self.misses = if missed { self.misses.saturating_add(1) } else { 0 };
-        self.pace = Some(Pace::new(gap, 1, now, Source::Learned));
-        // the ceiling only guards: what the rate needs, and as much again
-        self.limit = self.set.max;
-        self.cap = self.set.max.unwrap_or(self.cap.max(self.set.start));
+        let sure = self.pace.is_some_and(|p| p.source == Source::Learned);
+        if sure || self.contradictions >= CONTRADICTIONS {
+            self.contradictions = 0;
+            self.pace = Some(Pace::new(gap, 1, now, Source::Learned));
+            // the ceiling only guards: what the rate needs, and as much again
+            self.limit = self.set.max;
+            self.cap = self.set.max.unwrap_or(self.cap.max(self.set.start));
+        } else {
+            self.pace = Some(Pace::new(gap, 1, now, Source::Suspected));
+        }
     }
 }

@@ -105,19 +105,22 @@ impl Control {
             self.contradictions = 0;
         }
         self.probe = None;
-        if self.pace.is_some_and(|p| p.source != Source::Learned) {
-            if !self.told_rate_refused(now, call) {
+        match self.pace.map(|p| p.source) {
+            Some(Source::Configured | Source::Told) if !self.told_rate_refused(now, call) => return,
+            Some(Source::Learned) => {
+                self.rate_refused(now, sent, since);
+                self.probe_at = self.pause.saturating_add(self.gap(cost));
                 return;
             }
-        } else if self.pace.is_some() {
-            self.rate_refused(now, sent, since);
-            self.probe_at = self.pause.saturating_add(self.gap(cost));
-            return;
+            _ => {}
         }
         if served > 0 {
-            self.cut_to(served, call, since);
-            if self.contradictions >= CONTRADICTIONS {
-                self.contradictions = 0;
+            let near = self.cut_to(served, call, since);
+            // Where a pause costs several calls, a refusal where calls were accepted a moment ago is
+            // enough to heed the rate too.
+            let suspect = self.is_dear(cost) && (near || self.contradictions > 2);
+            let paced = self.pace.is_some_and(|p| p.source == Source::Suspected);
+            if self.contradictions >= CONTRADICTIONS || suspect || paced {
                 self.rate_refused(now, sent, since);
             }
         }
