@@ -109,8 +109,8 @@ impl<B: Body> SensedBody<B> {
         SensedBody { inner: Inner::Untouched { body }, report: None, is_stream: false }
     }
 
-    pub(crate) fn watched(body: B, report: Report, is_stream: bool) -> Self {
-        SensedBody { inner: Inner::Untouched { body }, report: Some(report), is_stream }
+    pub(crate) fn watched(body: B, report: Option<Report>, is_stream: bool) -> Self {
+        SensedBody { inner: Inner::Untouched { body }, report, is_stream }
     }
 
     pub(crate) fn replayed(replay: Replay<B>, report: Option<Report>, is_stream: bool) -> Self {

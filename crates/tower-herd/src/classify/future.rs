@@ -9,6 +9,7 @@ use std::{
     pin::Pin,
     task::{Context, Poll, ready},
 };
+use tower_service::Service;
 
 #[cfg(feature = "http")]
 pub use bodies::ResponseFuture;
@@ -24,8 +25,13 @@ pin_project! {
 }
 
 impl<F, C> ReplyFuture<F, C> {
-    pub(super) fn new(inner: F, report: Report, classify: C) -> Self {
-        ReplyFuture { inner, report: Some(report), classify }
+    // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
+    #[inline]
+    pub(super) fn call<S, Req>(service: &mut S, request: Req, report: Report, classify: C) -> Self
+    where
+        S: Service<Req, Future = F>,
+    {
+        ReplyFuture { inner: service.call(request), report: Some(report), classify }
     }
 }
 
@@ -44,12 +50,13 @@ where
             Ok(reply) => me.classify.classify(Ok(reply)),
             Err(error) => me.classify.classify(Err(&**error)),
         };
-        if let Some(mut report) = me.report.take() {
+        if let Some(report) = me.report {
             report.head(&signal);
             signal = report.mark(signal);
             if signal.kind.is_success() {
                 report.end(None);
             }
+            *me.report = None;
         }
         if let Ok(reply) = &mut outcome
             && signal.kind != Kind::Success
@@ -68,7 +75,7 @@ impl<F, C> fmt::Debug for ReplyFuture<F, C> {
 
 #[cfg(feature = "http")]
 mod bodies {
-    use super::{Classify, Future, Pin, Report, pin_project};
+    use super::{Classify, Future, Pin, Report, Service, pin_project};
     use crate::{
         BoxError, Head, Kind, Signal,
         classify::{
@@ -138,8 +145,19 @@ mod bodies {
     }
 
     impl<F, B: Body, C> ResponseFuture<F, B, C> {
-        pub(crate) fn new(inner: F, report: Report, classify: C, options: Options) -> Self {
-            ResponseFuture { state: State::Calling { inner }, report: Some(report), classify, options }
+        #[inline]
+        pub(crate) fn call<S, Req>(
+            service: &mut S,
+            request: Req,
+            report: Report,
+            classify: C,
+            options: Options,
+        ) -> Self
+        where
+            S: Service<Req, Future = F>,
+        {
+            let state = State::Calling { inner: service.call(request) };
+            ResponseFuture { state, report: Some(report), classify, options }
         }
     }
 
@@ -169,12 +187,12 @@ mod bodies {
                             }
                         };
                         let signal = me.classify.classify(Ok(&reply));
-                        match Reading::start(reply, signal, me.options) {
-                            Ok(reading) => me.state.set(State::Reading { reading: Some(Box::new(reading)) }),
-                            Err(reply) => {
-                                return Poll::Ready(Ok(pass(reply, signal, me.report.take(), me.options)));
-                            }
+                        let most = me.options.most(&signal);
+                        if most == 0 || !Reading::is_of_use(&reply, &signal, most) {
+                            return Poll::Ready(Ok(pass(reply, signal, me.report, me.options)));
                         }
+                        let reading = Reading::start(reply, signal, me.options, most);
+                        me.state.set(State::Reading { reading: Some(reading) });
                     }
                     StateProj::Reading { reading } => {
                         let stop = match reading {
@@ -194,66 +212,57 @@ mod bodies {
     fn pass<B: Body>(
         mut reply: http::Response<B>,
         signal: Signal,
-        report: Option<Report>,
+        watch: &mut Option<Report>,
         options: &Options,
     ) -> http::Response<SensedBody<B>> {
-        let Some(mut report) = report else { return reply.map(SensedBody::unwatched) };
+        let Some(report) = watch else { return reply.map(SensedBody::unwatched) };
         report.head(&signal);
         if signal.kind != Kind::Success {
             reply.extensions_mut().insert(report.mark(signal));
         }
         if !signal.kind.is_success() {
+            *watch = None;
             return reply.map(SensedBody::unwatched);
         }
         if reply.body().is_end_stream() {
             report.end(None);
+            *watch = None;
             return reply.map(SensedBody::unwatched);
         }
         let is_stream = options.success_bytes > 0 && is_event_stream(Head::of(&reply).content_type());
-        reply.map(|body| SensedBody::watched(body, report, is_stream))
+        reply.map(|body| SensedBody::watched(body, watch.take(), is_stream))
     }
 
     impl<B: Body> Reading<B> {
-        /// Whether there is something to look into; if not, the reply comes back.
-        #[inline]
-        fn start(
-            reply: http::Response<B>,
-            signal: Signal,
-            options: &Options,
-        ) -> Result<Self, http::Response<B>> {
-            let most = if signal.kind.is_success() { options.success_bytes } else { options.error_bytes };
-            if most == 0 { Err(reply) } else { Self::start_slow(reply, signal, options, most as usize) }
-        }
-
+        /// Whether there is something to look into.
         #[cold]
-        fn start_slow(
-            reply: http::Response<B>,
-            signal: Signal,
-            options: &Options,
-            most: usize,
-        ) -> Result<Self, http::Response<B>> {
+        fn is_of_use(reply: &http::Response<B>, signal: &Signal, most: u32) -> bool {
             let is_success = signal.kind.is_success();
-            let kind = Head::of(&reply).content_type();
+            let kind = Head::of(reply).content_type();
             let is_stream = is_success && is_event_stream(kind);
             let is_of_no_use = if is_success {
                 // An empty success is looked at: it may be what the caller calls hollow.
-                is_long_lived(kind) || (!is_stream && reply.body().size_hint().lower() > most as u64)
+                is_long_lived(kind) || (!is_stream && reply.body().size_hint().lower() > u64::from(most))
             } else {
                 reply.body().is_end_stream()
             };
             // A stamp is the word of a layer further in that has looked already.
-            if is_of_no_use || reply.extensions().get::<Signal>().is_some() {
-                return Err(reply);
-            }
+            !is_of_no_use && reply.extensions().get::<Signal>().is_none()
+        }
+
+        #[cold]
+        fn start(reply: http::Response<B>, signal: Signal, options: &Options, most: u32) -> Box<Self> {
+            let is_success = signal.kind.is_success();
+            let is_stream = is_success && is_event_stream(Head::of(&reply).content_type());
             let (parts, body) = reply.into_parts();
             let time = Duration::from_millis(options.error_millis.into());
-            Ok(Reading {
+            Box::new(Reading {
                 parts,
                 signal,
                 body: Box::pin(body),
                 frames: Vec::new(),
                 seen: Vec::new(),
-                most,
+                most: most as usize,
                 deadline: (!is_success).then(|| Box::pin(sleep(time))),
                 is_stream,
             })

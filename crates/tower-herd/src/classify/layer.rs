@@ -76,6 +76,15 @@ pub(crate) struct Options {
     pub(crate) success_bytes: u32,
 }
 
+impl Options {
+    /// How much is read of the body behind such a head.
+    #[cfg(feature = "http")]
+    #[inline]
+    pub(crate) fn most(self, signal: &crate::Signal) -> u32 {
+        if signal.kind.is_success() { self.success_bytes } else { self.error_bytes }
+    }
+}
+
 impl ClassifyLayer {
     /// The sensor of `provider`, with the classifier for HTTP and gRPC.
     #[must_use]

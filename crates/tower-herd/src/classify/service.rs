@@ -56,10 +56,11 @@ where
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
+    #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
         // Before the inner call: if that panics, the call is still reported as given up.
         let report = Report::begin(&self.provider);
-        ReplyFuture::new(self.inner.call(request), report, self.classify.clone())
+        ReplyFuture::call(&mut self.inner, request, report, self.classify.clone())
     }
 }
 
@@ -79,13 +80,10 @@ where
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
+    #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
         let report = Report::begin(&self.provider);
-        super::future::ResponseFuture::new(
-            self.inner.call(request),
-            report,
-            self.classify.clone(),
-            self.options,
-        )
+        let classify = self.classify.clone();
+        super::future::ResponseFuture::call(&mut self.inner, request, report, classify, self.options)
     }
 }

@@ -1,7 +1,6 @@
 use super::{
     Hold,
     hold::{Held, HeldSlot},
-    service::send,
 };
 use crate::{
     BoxError, Classify, HasTask, Provider,
@@ -25,6 +24,7 @@ pin_project! {
     pub struct ResponseFuture<S: Service<Req>, Req, H, C> {
         #[pin]
         state: State<S, Req>,
+        call: Option<Call>,
         hold: H,
         classify: C,
     }
@@ -33,7 +33,7 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S: Service<Req>, Req> {
-        Calling { #[pin] future: S::Future, call: Option<Call> },
+        Calling { #[pin] future: S::Future },
         // Boxed: only who waits pays for it, and the future of everybody else stays small.
         Waiting { wait: Box<Waiting<S, Req>> },
         Refused { error: Option<BoxError> },
@@ -54,18 +54,31 @@ struct Waiting<S, Req> {
     request: Option<Req>,
 }
 
+/// Calls `inner`: a slot was free. The sensing is ours if nobody below does it.
+// The inner future is made where it will stay, in the result: it may be large, and to move it costs.
 #[inline]
-pub(super) fn calling<S: Service<Req>, Req, H, C>(
+pub(super) fn call<S: Service<Req>, Req, H, C>(
     inner: &mut S,
     request: Req,
-    slot: Slot,
+    mut slot: Slot,
     provider: &Provider,
     hold: H,
     classify: C,
 ) -> ResponseFuture<S, Req, H, C> {
-    let (future, slot, sensing) = send(inner, request, slot, provider);
-    let call = Some(Call { sensing, slot });
-    ResponseFuture { state: State::Calling { future, call }, hold, classify }
+    let _admitting = handover::Admitting::new(provider.core(), slot.admitted());
+    handover::unwatched();
+    ResponseFuture {
+        state: State::Calling { future: inner.call(request) },
+        call: Some(Call {
+            sensing: provider.begin_unwatched(),
+            slot: {
+                slot.sent();
+                slot
+            },
+        }),
+        hold,
+        classify,
+    }
 }
 
 #[cold]
@@ -100,7 +113,7 @@ pub(super) fn waiting<S: Service<Req> + Clone, Req: HasTask, H, C>(
             }),
         },
     };
-    ResponseFuture { state, hold, classify }
+    ResponseFuture { state, call: None, hold, classify }
 }
 
 impl<S, Req, H, C> Future for ResponseFuture<S, Req, H, C>
@@ -117,10 +130,16 @@ where
         let mut me = self.project();
         loop {
             match me.state.as_mut().project() {
-                StateProj::Calling { future, call } => {
-                    let outcome = ready!(future.poll(cx)).map_err(Into::into);
-                    let call = call.take().expect("polled after completion");
-                    return Poll::Ready(settle(outcome, call, me.hold, me.classify));
+                StateProj::Calling { future } => {
+                    return match future.poll(cx) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Ok(reply)) => {
+                            Poll::Ready(Ok(replied(reply, me.call.take(), me.hold, me.classify)))
+                        }
+                        Poll::Ready(Err(error)) => {
+                            Poll::Ready(Err(failed(error.into(), me.call.take(), me.classify)))
+                        }
+                    };
                 }
                 StateProj::Waiting { wait } => {
                     if wait.slot.is_none() {
@@ -139,8 +158,9 @@ where
                     }
                     let slot = wait.slot.take().expect("just granted");
                     let request = wait.request.take().expect("polled after completion");
-                    let (future, slot, sensing) = send(&mut wait.service, request, slot, &wait.provider);
-                    me.state.set(State::Calling { future, call: Some(Call { sensing, slot }) });
+                    let (future, call) = send(&mut wait.service, request, slot, &wait.provider);
+                    me.state.set(State::Calling { future });
+                    *me.call = Some(call);
                 }
                 StateProj::Refused { error } => {
                     return Poll::Ready(Err(error.take().expect("polled after completion")));
@@ -150,50 +170,64 @@ where
     }
 }
 
+/// [`call`] after a wait.
+fn send<S: Service<Req>, Req>(
+    inner: &mut S,
+    request: Req,
+    mut slot: Slot,
+    provider: &Provider,
+) -> (S::Future, Call) {
+    let admitting = handover::Admitting::new(provider.core(), slot.admitted());
+    handover::unwatched();
+    let future = inner.call(request);
+    let sensing = provider.begin_unwatched();
+    drop(admitting);
+    slot.sent();
+    (future, Call { sensing, slot })
+}
+
 #[inline]
-fn settle<Res, H: Hold<Res>, C: Classify<Res>>(
-    mut outcome: Result<Res, BoxError>,
-    call: Call,
-    hold: &H,
-    classify: &C,
-) -> Result<H::Held, BoxError> {
-    let Call { sensing, slot } = call;
-    let seen = match &outcome {
-        Ok(reply) => Ok(reply),
-        Err(error) => Err(&**error as &(dyn Error + 'static)),
-    };
+fn replied<Res, H, C>(mut reply: Res, call: Option<Call>, hold: &H, classify: &C) -> H::Held
+where
+    H: Hold<Res>,
+    C: Classify<Res>,
+{
+    let Call { sensing, slot } = call.expect("polled after completion");
     let kind = match sensing {
-        None => classify.kind(seen),
+        None => classify.kind(Ok(&reply)),
         Some(mut sensing) => {
-            let signal = classify.classify(seen);
+            let signal = classify.classify(Ok(&reply));
             sensing.outcome(&signal);
-            if !signal.kind.is_success()
-                && let Ok(reply) = &mut outcome
-            {
+            if !signal.kind.is_success() {
                 // For a gate further out that cannot see that this one watches.
-                classify.stamp(reply, signal.reported_by(sensing.number()));
+                classify.stamp(&mut reply, signal.reported_by(sensing.number()));
             }
             signal.kind
         }
     };
-    match outcome {
-        // An error reply gives its slot back at its head: the retry layer may keep that reply while
-        // it sleeps.
-        Ok(reply) if !kind.is_success() => {
-            slot.end();
-            Ok(hold.hold(reply, HeldSlot(None)))
-        }
-        Ok(reply) => Ok(hold.hold(reply, HeldSlot(Some(Held(slot))))),
-        Err(error) => {
-            // A timeout may leave the call running there; other errors end it.
-            if crate::classify::is_timeout(&*error) {
-                drop(slot);
-            } else {
-                slot.end();
-            }
-            Err(error)
-        }
+    if kind.is_success() {
+        return hold.hold(reply, HeldSlot(Some(Held(slot))));
     }
+    // An error reply gives its slot back at its head: the retry layer may keep that reply while it
+    // sleeps.
+    slot.end();
+    hold.hold(reply, HeldSlot(None))
+}
+
+#[cold]
+#[inline(never)]
+fn failed<Res, C: Classify<Res>>(error: BoxError, call: Option<Call>, classify: &C) -> BoxError {
+    let Call { sensing, slot } = call.expect("polled after completion");
+    if let Some(mut sensing) = sensing {
+        sensing.outcome(&classify.classify(Err(&*error as &(dyn Error + 'static))));
+    }
+    // A timeout may leave the call running there; other errors end it.
+    if crate::classify::is_timeout(&*error) {
+        drop(slot);
+    } else {
+        slot.end();
+    }
+    error
 }
 
 impl<S: Service<Req>, Req, H, C> fmt::Debug for ResponseFuture<S, Req, H, C> {

@@ -1,8 +1,5 @@
 use super::{Hold, ResponseFuture, future};
-use crate::{
-    BoxError, Classify, HasTask, Provider,
-    provider::{Slot, handover},
-};
+use crate::{BoxError, Classify, HasTask, Provider, provider::handover};
 use std::{
     fmt,
     task::{Context, Poll},
@@ -55,29 +52,11 @@ where
         };
         let (hold, classify) = (self.hold.clone(), self.classify.clone());
         match slot {
-            Ok(slot) => future::calling(&mut self.inner, request, slot, provider, hold, classify),
+            Ok(slot) => future::call(&mut self.inner, request, slot, provider, hold, classify),
             Err(denied) => {
                 // The ready instance stays here; who waits readies a clone after its wait.
                 future::waiting(denied, &self.inner, request, provider, self.patience, hold, classify)
             }
         }
     }
-}
-
-/// Calls `inner`; the sensing is ours if nobody below does it.
-#[inline]
-pub(super) fn send<S: Service<Req>, Req>(
-    inner: &mut S,
-    request: Req,
-    mut slot: Slot,
-    provider: &Provider,
-) -> (S::Future, Slot, Option<crate::provider::Sensing>) {
-    let core = provider.core();
-    let admitted = slot.admitted();
-    let (future, sensed) =
-        handover::sensed(core, || handover::admitting(core, admitted, || inner.call(request)));
-    slot.sent();
-    let sensing =
-        if sensed { None } else { Some(handover::admitting(core, admitted, || provider.begin_at_gate())) };
-    (future, slot, sensing)
 }

@@ -165,6 +165,12 @@ impl<P: Pacer> Gate<P> {
         self.word.try_acquire()
     }
 
+    /// Counts a call, slot or not; how many came before, about.
+    #[inline]
+    pub fn count(&self) -> u64 {
+        self.word.count()
+    }
+
     /// Takes a slot if the pacer agrees, one is free and nobody waits.
     ///
     /// `Err(Slot)`: all are out, or others wait.
@@ -186,6 +192,7 @@ impl<P: Pacer> Gate<P> {
     }
 
     #[cold]
+    #[inline(never)]
     fn slot_freed(&self) {
         self.locked(|inner, wakes| {
             inner.slot_freed();
@@ -327,6 +334,7 @@ impl<P: Pacer> Gate<P> {
     }
 
     /// How many slots are out, the lingering ones included.
+    #[inline]
     pub fn busy(&self) -> u32 {
         self.word.load().busy()
     }

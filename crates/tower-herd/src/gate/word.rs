@@ -57,15 +57,30 @@ impl Bits {
 /// Alone in its cache lines (two, since processors fetch them in pairs): every
 /// call writes it.
 #[repr(align(128))]
-pub(super) struct Word(AtomicU64);
+pub(super) struct Word {
+    bits: AtomicU64,
+    /// Calls counted so far. Here, because whoever takes a slot has these lines.
+    calls: std::sync::atomic::AtomicU64,
+}
 
 impl Word {
     pub(super) fn new(cap: u32, fast: u32, flags: u64) -> Self {
-        Word(AtomicU64::new(pack(cap, fast) | flags))
+        Word { bits: AtomicU64::new(pack(cap, fast) | flags), calls: std::sync::atomic::AtomicU64::new(0) }
     }
 
+    /// Counts a call; how many came before, about: of two at one instant one may get lost, since an
+    /// exact count costs as much as the admission.
+    #[inline]
+    pub(super) fn count(&self) -> u64 {
+        let calls = self.calls.load(Relaxed);
+        self.calls.store(calls.wrapping_add(1), Relaxed);
+        calls
+    }
+
+    #[inline]
+
     pub(super) fn load(&self) -> Bits {
-        Bits(self.0.load(Acquire))
+        Bits(self.bits.load(Acquire))
     }
 
     /// The fast path: one slot if few enough are out and no flag forbids it.
@@ -78,12 +93,12 @@ impl Word {
         if fault(Fault::NoSlowFlag) {
             forbidding = WAITING;
         }
-        let mut now = self.0.load(Relaxed);
+        let mut now = self.bits.load(Relaxed);
         loop {
             if now & forbidding != 0 || Bits(now).busy() >= Bits(now).fast() {
                 return false;
             }
-            match self.0.compare_exchange_weak(now, now + 1, AcqRel, Relaxed) {
+            match self.bits.compare_exchange_weak(now, now + 1, AcqRel, Relaxed) {
                 Ok(_) => return true,
                 Err(changed) => now = changed,
             }
@@ -94,10 +109,10 @@ impl Word {
     #[inline]
     pub(super) fn release(&self, count: u32) -> Bits {
         let early = fault(Fault::EarlyLook).then(|| self.load());
-        let before = Bits(self.0.fetch_sub(u64::from(count), AcqRel));
+        let before = Bits(self.bits.fetch_sub(u64::from(count), AcqRel));
         if before.busy() < count {
             // A slot given back twice would borrow from the flags.
-            self.0.fetch_add(u64::from(count), AcqRel);
+            self.bits.fetch_add(u64::from(count), AcqRel);
             debug_assert!(false, "a slot was given back twice");
         }
         early.unwrap_or(before)
@@ -106,19 +121,19 @@ impl Word {
     /// Takes a slot that is known to be free: under the lock, with `WAITING`
     /// set, others can only give back.
     pub(super) fn admit(&self) {
-        let before = Bits(self.0.fetch_add(1, AcqRel));
+        let before = Bits(self.bits.fetch_add(1, AcqRel));
         debug_assert!(before.free() > 0 && before.has(WAITING));
     }
 
     /// Sets ceiling and flags, leaves the slots; under the lock. What it says then.
     pub(super) fn publish(&self, cap: u32, fast: u32, flags: u64) -> Bits {
-        let mut now = self.0.load(Acquire);
+        let mut now = self.bits.load(Acquire);
         loop {
             let next = pack(cap, fast) | flags | (now & BUSY);
             if next == now {
                 return Bits(now);
             }
-            match self.0.compare_exchange_weak(now, next, AcqRel, Acquire) {
+            match self.bits.compare_exchange_weak(now, next, AcqRel, Acquire) {
                 Ok(_) => return Bits(next),
                 Err(changed) => now = changed,
             }

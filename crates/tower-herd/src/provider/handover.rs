@@ -7,6 +7,9 @@
 //! kept per thread for just as long as the `call` lasts; where a foreign layer defers the inner call,
 //! the slot simply comes back and the layer below takes one of its own. The gate then watches for
 //! itself too; what the sensor has told already is marked in the reply's signal, and told once.
+//!
+//! Most calls find nothing here: three plain numbers, the addresses of the providers concerned, tell
+//! them so without a look at the rest.
 
 use super::{Core, Slot, control::Admitted};
 use std::{
@@ -15,17 +18,25 @@ use std::{
 };
 
 thread_local! {
+    /// Whose slot is on offer; 0: none is.
+    static OFFERED: Cell<usize> = const { Cell::new(0) };
     static SLOT: RefCell<Option<Slot>> = const { RefCell::new(None) };
+    /// Whose call is watched.
     static SENSED: Cell<usize> = const { Cell::new(0) };
-    static ADMITTED: Cell<Option<(usize, Admitted)>> = const { Cell::new(None) };
+    /// Who admitted the call that is being made; 0: the fast path, which has nothing to tell.
+    static ADMITTED_BY: Cell<usize> = const { Cell::new(0) };
+    static ADMITTED: Cell<Option<Admitted>> = const { Cell::new(None) };
 }
 
+#[inline]
 pub(super) fn address(core: &Arc<Core>) -> usize {
     Arc::as_ptr(core).addr()
 }
 
 /// Runs `call` with `slot` on offer, and drops it afterwards if nobody took it.
+#[inline]
 pub(crate) fn offering<R>(slot: Slot, call: impl FnOnce() -> R) -> R {
+    OFFERED.set(slot.address());
     let outer = SLOT.with(|cell| cell.borrow_mut().replace(slot));
     // Restored on unwind too: a panic in a service must not leave its slot to the next call.
     let restore = Restore(Some(outer));
@@ -39,6 +50,7 @@ struct Restore(Option<Option<Slot>>);
 impl Drop for Restore {
     fn drop(&mut self) {
         if let Some(outer) = self.0.take() {
+            OFFERED.set(outer.as_ref().map_or(0, Slot::address));
             let left = SLOT.with(|cell| std::mem::replace(&mut *cell.borrow_mut(), outer));
             drop(left);
         }
@@ -46,38 +58,73 @@ impl Drop for Restore {
 }
 
 /// Takes the slot on offer, if it is one of this provider.
+#[inline]
 pub(crate) fn take(core: &Arc<Core>) -> Option<Slot> {
-    SLOT.with(|cell| cell.borrow_mut().take_if(|slot| slot.is_of(core)))
+    if OFFERED.get() != address(core) {
+        return None;
+    }
+    OFFERED.set(0);
+    SLOT.with(|cell| cell.borrow_mut().take())
 }
 
 /// Whether a slot of this provider is on offer, and whether it is a probe's.
 pub(crate) fn offered(core: &Arc<Core>) -> Option<bool> {
-    SLOT.with(|cell| cell.borrow().as_ref().filter(|slot| slot.is_of(core)).map(Slot::is_probe))
+    if OFFERED.get() != address(core) {
+        return None;
+    }
+    SLOT.with(|cell| cell.borrow().as_ref().map(Slot::is_probe))
 }
 
 /// Says that somebody on the way down watches this call.
+#[inline]
 pub(crate) fn mark_sensed(core: &Arc<Core>) {
     SENSED.set(address(core));
 }
 
-/// Runs `call`; whether somebody below said that it watches the call.
-pub(crate) fn sensed<R>(core: &Arc<Core>, call: impl FnOnce() -> R) -> (R, bool) {
+// What follows comes in two steps around the inner `call`, and not as a function that runs it: a closure
+// would move the request and the future once more for each layer.
+
+/// To be called before the inner `call`: nobody watches yet.
+#[inline]
+pub(crate) fn unwatched() {
     SENSED.set(0);
-    let result = call();
-    (result, SENSED.get() == address(core))
 }
 
-/// Runs `call`, an admitted one: its sensor below learns what it was admitted as.
+/// To be called after it: whether somebody below said that it watches the call.
 #[inline]
-pub(crate) fn admitting<R>(core: &Arc<Core>, admitted: Option<Admitted>, call: impl FnOnce() -> R) -> R {
-    ADMITTED.set(admitted.map(|admitted| (address(core), admitted)));
-    let result = call();
-    ADMITTED.set(None);
-    result
+pub(crate) fn is_watched(core: &Arc<Core>) -> bool {
+    SENSED.get() == address(core)
+}
+
+/// While it lives, the call that is being made is an admitted one: its sensor learns what it was admitted
+/// as.
+#[must_use]
+pub(crate) struct Admitting(());
+
+impl Admitting {
+    #[inline]
+    pub(crate) fn new(core: &Arc<Core>, admitted: Option<Admitted>) -> Self {
+        match admitted {
+            // Not what a call further out was admitted as.
+            None => ADMITTED_BY.set(0),
+            Some(_) => {
+                ADMITTED_BY.set(address(core));
+                ADMITTED.set(admitted);
+            }
+        }
+        Admitting(())
+    }
+}
+
+impl Drop for Admitting {
+    #[inline]
+    fn drop(&mut self) {
+        ADMITTED_BY.set(0);
+    }
 }
 
 /// What the call that is being made was admitted as.
 #[inline]
 pub(super) fn admitted(core: &Arc<Core>) -> Option<Admitted> {
-    ADMITTED.get().filter(|(of, _)| *of == address(core)).map(|(_, admitted)| admitted)
+    if ADMITTED_BY.get() == address(core) { ADMITTED.get() } else { None }
 }

@@ -32,6 +32,7 @@ impl Scope {
         self.until.load(Ordering::Acquire) == 0
     }
 
+    #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }

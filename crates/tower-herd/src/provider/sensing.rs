@@ -29,16 +29,25 @@ enum Phase {
     Settled,
 }
 
-/// The first calls are all measured, then one in eight.
+/// The first calls are all measured, ...
 const MEASURE_ALL: u64 = 64;
+/// ... then one in eight, ...
+pub(super) const SELDOM: u64 = 8 - 1;
+/// ... or one in 64 where calls take less than a millisecond: there the two readings of the clock count,
+/// and figures are plenty.
+const RARELY: u64 = 64 - 1;
+const SHORT: Duration = Duration::from_millis(1);
 
 impl Provider {
-    /// A call starts that no sensor was seen to watch: the gate watches it itself.
+    /// A call has started: the gate watches it itself if no sensor was seen to watch it.
     #[inline]
-    pub(crate) fn begin_at_gate(&self) -> Sensing {
+    pub(crate) fn begin_unwatched(&self) -> Option<Sensing> {
+        if handover::is_watched(&self.core) {
+            return None;
+        }
         let mut sensing = self.begin();
         sensing.unsure = self.core.sensor.load(Ordering::Relaxed);
-        sensing
+        Some(sensing)
     }
 
     /// A call starts.
@@ -46,8 +55,8 @@ impl Provider {
     pub(crate) fn begin(&self) -> Sensing {
         let core = &self.core;
         handover::mark_sensed(core);
-        let nth = core.begun.fetch_add(1, Ordering::Relaxed);
-        let measured = nth < MEASURE_ALL || nth.is_multiple_of(8);
+        let nth = core.gate.count();
+        let measured = nth < MEASURE_ALL || nth & core.sampling.load(Ordering::Relaxed) == 0;
         let at = if measured { core.clock().now() } else { Time::ZERO };
         Sensing {
             admitted: handover::admitted(core).unwrap_or_else(|| Admitted {
@@ -100,6 +109,7 @@ impl Sensing {
 
     /// The body of a good reply has ended: well (none), or with this signal (trailers, a body error,
     /// an error event).
+    #[inline]
     pub(crate) fn end(&mut self, signal: Option<&Signal>) {
         if self.phase != Phase::Replied {
             return;
@@ -122,6 +132,7 @@ impl Sensing {
     }
 
     #[cold]
+    #[inline(never)]
     fn success(&self, signal: &Signal) {
         let core = &self.provider.core;
         let now = core.clock().now();
@@ -150,14 +161,25 @@ impl Sensing {
         }
     }
 
+    #[inline]
     fn measure(&self) {
-        if !self.measured {
-            return;
+        if self.measured {
+            self.took();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn took(&self) {
         let core = &self.provider.core;
         let took = core.clock().now().saturating_since(self.began);
-        lock(&core.durations).add(took);
-        core.control(|control, _, _| control.on_duration(took));
+        lock(&core.durations.0).add(took);
+        let mean = core.control(|control, _, _| {
+            control.on_duration(took);
+            control.latency()
+        });
+        let sampling = if mean.is_some_and(|mean| mean < SHORT) { RARELY } else { SELDOM };
+        core.sampling.store(sampling, Ordering::Relaxed);
     }
 
     /// The one place where the event is emitted: once for each call that is not a plain success.
@@ -172,6 +194,7 @@ impl Sensing {
     }
 
     #[cold]
+    #[inline(never)]
     fn trouble(&self, signal: &Signal) {
         let core = &self.provider.core;
         let now = core.clock().now();
@@ -277,6 +300,7 @@ impl Sensing {
     }
 
     #[cold]
+    #[inline(never)]
     fn dropped(&self) {
         let core = &self.provider.core;
         let now = core.clock().now();

@@ -22,28 +22,34 @@ enum Probe {
 
 impl Slot {
     /// The guard of a slot that was just taken from the gate of `core`.
+    #[inline]
     pub(crate) fn new(core: Arc<Core>, admitted: Option<Admitted>) -> Self {
         Slot { core, sent: false, held: true, admitted, probe: None }
     }
 
-    pub(super) fn is_of(&self, core: &Arc<Core>) -> bool {
-        Arc::ptr_eq(&self.core, core)
+    /// Tells providers apart.
+    #[inline]
+    pub(super) fn address(&self) -> usize {
+        Arc::as_ptr(&self.core).addr()
     }
 
     pub(super) fn is_probe(&self) -> bool {
         self.probe.is_some()
     }
 
+    #[inline]
     pub(crate) fn admitted(&self) -> Option<Admitted> {
         self.admitted
     }
 
     /// From here on the provider may be at work on the call.
+    #[inline]
     pub(crate) fn sent(&mut self) {
         self.sent = true;
     }
 
     /// The call is over: its place is free now.
+    #[inline]
     pub(crate) fn end(mut self) {
         self.sent = false;
     }
@@ -68,6 +74,7 @@ impl Drop for Slot {
 
 impl Slot {
     #[cold]
+    #[inline(never)]
     fn linger(&self) {
         let time = self.core.linger();
         if time.is_zero() {
@@ -120,6 +127,7 @@ impl Provider {
     }
 
     #[cold]
+    #[inline(never)]
     fn try_slot_slow(&self) -> Result<Slot, Denied> {
         let now = self.core.clock().now();
         if let Some((until, reason)) = self.paused_at(now) {

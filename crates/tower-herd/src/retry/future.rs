@@ -80,9 +80,12 @@ where
     S: Service<Req>,
     R: Resend<Req>,
 {
+    // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
     #[inline]
-    pub(super) fn new(future: S::Future, kept: Option<R::Kept>, shared: Arc<Shared<S, C, R>>) -> Self {
-        ResponseFuture { state: State::Calling { future }, kept, shared, deadline: None, slow: None }
+    pub(super) fn call(service: &mut S, mut request: Req, shared: Arc<Shared<S, C, R>>) -> Self {
+        let kept = shared.resend.keep(&mut request);
+        let state = State::Calling { future: service.call(request) };
+        ResponseFuture { state, kept, shared, deadline: None, slow: None }
     }
 }
 
@@ -103,6 +106,9 @@ where
             match me.state.as_mut().project() {
                 StateProj::Calling { future } => {
                     let outcome = match future.poll(cx) {
+                        Poll::Ready(Ok(reply)) if me.shared.classify.kind(Ok(&reply)).is_success() => {
+                            return Poll::Ready(Ok(reply));
+                        }
                         Poll::Ready(outcome) => outcome,
                         Poll::Pending => {
                             if me.deadline.is_none() {
@@ -111,11 +117,6 @@ where
                             return Poll::Pending;
                         }
                     };
-                    if let Ok(reply) = &outcome
-                        && me.shared.classify.kind(Ok(reply)).is_success()
-                    {
-                        return Poll::Ready(outcome.map_err(Into::into));
-                    }
                     // The attempt goes before anything is waited for, and with it what it holds.
                     me.state.set(State::Sleeping);
                     let outcome = outcome.map_err(Into::into);

@@ -55,7 +55,7 @@ where
     }
 
     #[inline]
-    fn call(&mut self, mut request: Req) -> Self::Future {
+    fn call(&mut self, request: Req) -> Self::Future {
         let core = &self.shared.core;
         // One deposit a task and budget; a request without a task deposits unless it is a repetition.
         let original = match request.task() {
@@ -65,8 +65,7 @@ where
         if original {
             core.budget.deposit();
         }
-        let kept = self.shared.resend.keep(&mut request);
         // The instance that was polled ready makes the first attempt.
-        ResponseFuture::new(self.inner.call(request), kept, self.shared.clone())
+        ResponseFuture::call(&mut self.inner, request, self.shared.clone())
     }
 }

@@ -18,6 +18,8 @@ pin_project! {
     pub struct ResponseFuture<S: Service<Req>, Req, C> {
         #[pin]
         state: State<S, Req>,
+        // Of the call, if nobody below does it.
+        sensing: Option<Sensing>,
         classify: C,
     }
 }
@@ -25,7 +27,7 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S: Service<Req>, Req> {
-        Calling { #[pin] future: S::Future, sensing: Option<Sensing> },
+        Calling { #[pin] future: S::Future },
         // Boxed: only who waits pays for it, and the future of everybody else stays small.
         Waiting { wait: Box<Waiting<S, Req>> },
         Refused { error: Option<BoxError> },
@@ -40,13 +42,21 @@ struct Waiting<S, Req> {
     request: Option<Req>,
 }
 
+/// Calls `inner`: nothing stands in the way.
+// The inner future is made where it will stay, in the result: it may be large, and to move it costs.
 #[inline]
-pub(super) fn calling<S: Service<Req>, Req, C>(
-    future: S::Future,
-    sensing: Option<Sensing>,
+pub(super) fn call<S: Service<Req>, Req, C>(
+    inner: &mut S,
+    request: Req,
+    provider: &Provider,
     classify: C,
 ) -> ResponseFuture<S, Req, C> {
-    ResponseFuture { state: State::Calling { future, sensing }, classify }
+    handover::unwatched();
+    ResponseFuture {
+        state: State::Calling { future: inner.call(request) },
+        sensing: provider.begin_unwatched(),
+        classify,
+    }
 }
 
 /// A pause, or the end of one, stands in the way.
@@ -66,17 +76,16 @@ where
     if let Some(probe) = handover::offered(provider.core()) {
         if let Some((until, reason)) = paused.filter(|_| !probe) {
             let error = Some(provider.paused_refusal(until, reason).into());
-            return ResponseFuture { state: State::Refused { error }, classify };
+            return ResponseFuture { state: State::Refused { error }, sensing: None, classify };
         }
-        let (future, sensing) = send(&mut service.inner, request, None, provider);
-        return calling(future, sensing, classify);
+        return call(&mut service.inner, request, provider, classify);
     }
     handover::mark_sensed(provider.core());
     if paused.is_some()
         && let Ok(probe) = provider.try_slot()
     {
         let (future, sensing) = send(&mut service.inner, request, Some(probe), provider);
-        return calling(future, sensing, classify);
+        return ResponseFuture { state: State::Calling { future }, sensing, classify };
     }
     let now = provider.clock().now();
     let wait = WaitFor::of(&request, service.patience, provider.core(), now);
@@ -96,7 +105,7 @@ where
             }),
         },
     };
-    ResponseFuture { state, classify }
+    ResponseFuture { state, sensing: None, classify }
 }
 
 impl<S, Req, C> Future for ResponseFuture<S, Req, C>
@@ -112,15 +121,17 @@ where
         let mut me = self.project();
         loop {
             match me.state.as_mut().project() {
-                StateProj::Calling { future, sensing } => {
+                StateProj::Calling { future } => {
+                    // With a sensor below there is nothing to do here.
+                    let Some(watch) = me.sensing else {
+                        return future.poll(cx).map_err(Into::into);
+                    };
                     let outcome = ready!(future.poll(cx)).map_err(Into::into);
-                    if let Some(mut sensing) = sensing.take() {
-                        let seen = match &outcome {
-                            Ok(reply) => Ok(reply),
-                            Err(error) => Err(&**error as &(dyn Error + 'static)),
-                        };
-                        sensing.outcome(&me.classify.classify(seen));
-                    }
+                    watch.outcome(&me.classify.classify(match &outcome {
+                        Ok(reply) => Ok(reply),
+                        Err(error) => Err(&**error as &(dyn Error + 'static)),
+                    }));
+                    *me.sensing = None;
                     return Poll::Ready(outcome);
                 }
                 StateProj::Waiting { wait } => {
@@ -141,7 +152,8 @@ where
                     let request = wait.request.take().expect("polled after completion");
                     let slot = wait.slot.take();
                     let (future, sensing) = send(&mut wait.service, request, slot, &wait.provider);
-                    me.state.set(State::Calling { future, sensing });
+                    me.state.set(State::Calling { future });
+                    *me.sensing = sensing;
                 }
                 StateProj::Refused { error } => {
                     return Poll::Ready(Err(error.take().expect("polled after completion")));

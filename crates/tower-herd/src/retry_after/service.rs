@@ -47,8 +47,7 @@ where
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
         if self.provider.is_open() {
-            let (future, sensing) = send(&mut self.inner, request, None, &self.provider);
-            return future::calling(future, sensing, self.classify.clone());
+            return future::call(&mut self.inner, request, &self.provider, self.classify.clone());
         }
         future::stopped(self, request)
     }
@@ -56,16 +55,16 @@ where
 
 /// Calls `inner`, with a slot on offer if one was waited for; the sensing is ours if nobody below
 /// does it.
-#[inline]
 pub(super) fn send<S: Service<Req>, Req>(
     inner: &mut S,
     request: Req,
     slot: Option<Slot>,
     provider: &Provider,
 ) -> (S::Future, Option<Sensing>) {
-    let (future, sensed) = handover::sensed(provider.core(), || match slot {
+    handover::unwatched();
+    let future = match slot {
         Some(slot) => handover::offering(slot, || inner.call(request)),
         None => inner.call(request),
-    });
-    (future, if sensed { None } else { Some(provider.begin_at_gate()) })
+    };
+    (future, provider.begin_unwatched())
 }
