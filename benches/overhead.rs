@@ -29,8 +29,8 @@ use std::{
 };
 use tower::{Layer, Service, ServiceBuilder};
 use tower_herd::{
-    Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
-    ProviderSettings, RetryAfterLayer, Signal,
+    Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider, ProviderSettings,
+    RetryAfterLayer, Signal,
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -110,9 +110,8 @@ fn new_reply() -> HttpReply {
         ("alt-svc", "h3=\":443\""),
         ("strict-transport-security", "max-age=1"),
     ];
-    let reply = headers
-        .iter()
-        .fold(http::Response::builder(), |reply, (name, value)| reply.header(*name, *value));
+    let reply =
+        headers.iter().fold(http::Response::builder(), |reply, (name, value)| reply.header(*name, *value));
     reply.body(reply_body()).expect("headers are valid")
 }
 
@@ -416,8 +415,12 @@ impl Table<'_> {
     }
 
     fn print(&self) {
-        println!("\nNanoseconds that a call takes more than with the bare inner service (fast tenth of the samples):\n");
-        println!("| scenario | tower | tower-resilience 0.13.0 | tower-herd | of tower | of the peer | bar |");
+        println!(
+            "\nNanoseconds that a call takes more than with the bare inner service (fast tenth of the samples):\n"
+        );
+        println!(
+            "| scenario | tower | tower-resilience 0.13.0 | tower-herd | of tower | of the peer | bar |"
+        );
         println!("|---|--:|--:|--:|--:|--:|---|");
         let row = |kind: &str, name: &str, tower: &str, peer: &str, ours: &str, bar: &str| {
             let Some(ours) = self.over(kind, &format!("ours/{ours}")) else { return };
@@ -471,7 +474,12 @@ fn main() {
     let (number, http) = (configured(), configured());
     for tasks in [1, 16] {
         contended::<u64, _>(&mut bench, &format!("u64/contended/{tasks}"), tasks, &number_stack(&number));
-        contended::<HttpRequest, _>(&mut bench, &format!("http/contended/{tasks}"), tasks, &http_stack(&http));
+        contended::<HttpRequest, _>(
+            &mut bench,
+            &format!("http/contended/{tasks}"),
+            tasks,
+            &http_stack(&http),
+        );
     }
     criterion.final_summary();
     Table(&samples).print();

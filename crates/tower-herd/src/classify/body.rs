@@ -170,9 +170,10 @@ impl<B: Body> Body for SensedBody<B> {
                 },
             };
             if let Some(late) = late
-                && let Some(mut report) = me.report.take()
+                && let Some(report) = me.report
             {
                 report.end(late.as_ref());
+                *me.report = None;
             }
         }
         Poll::Ready(frame)

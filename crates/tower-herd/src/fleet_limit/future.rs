@@ -24,7 +24,11 @@ pin_project! {
     pub struct ResponseFuture<S: Service<Req>, Req, H, C> {
         #[pin]
         state: State<S, Req>,
-        call: Option<Call>,
+        // Of the call, if nobody below does it. Before the slot: what the call taught is known when its
+        // place becomes free.
+        sensing: Option<Sensing>,
+        // Of the call, from when it is sent.
+        slot: Option<Slot>,
         hold: H,
         classify: C,
     }
@@ -38,12 +42,6 @@ pin_project! {
         Waiting { wait: Box<Waiting<S, Req>> },
         Refused { error: Option<BoxError> },
     }
-}
-
-struct Call {
-    // Before the slot: what the call taught is known when its place becomes free.
-    sensing: Option<Sensing>,
-    slot: Slot,
 }
 
 struct Waiting<S, Req> {
@@ -69,13 +67,11 @@ pub(super) fn call<S: Service<Req>, Req, H, C>(
     handover::unwatched();
     ResponseFuture {
         state: State::Calling { future: inner.call(request) },
-        call: Some(Call {
-            sensing: provider.begin_unwatched(),
-            slot: {
-                slot.sent();
-                slot
-            },
-        }),
+        sensing: provider.begin_unwatched(),
+        slot: {
+            slot.sent();
+            Some(slot)
+        },
         hold,
         classify,
     }
@@ -113,7 +109,7 @@ pub(super) fn waiting<S: Service<Req> + Clone, Req: HasTask, H, C>(
             }),
         },
     };
-    ResponseFuture { state, call: None, hold, classify }
+    ResponseFuture { state, sensing: None, slot: None, hold, classify }
 }
 
 impl<S, Req, H, C> Future for ResponseFuture<S, Req, H, C>
@@ -134,10 +130,10 @@ where
                     return match future.poll(cx) {
                         Poll::Pending => Poll::Pending,
                         Poll::Ready(Ok(reply)) => {
-                            Poll::Ready(Ok(replied(reply, me.call.take(), me.hold, me.classify)))
+                            Poll::Ready(Ok(replied(reply, me.sensing, me.slot, me.hold, me.classify)))
                         }
                         Poll::Ready(Err(error)) => {
-                            Poll::Ready(Err(failed(error.into(), me.call.take(), me.classify)))
+                            Poll::Ready(Err(failed(error.into(), me.sensing, me.slot, me.classify)))
                         }
                     };
                 }
@@ -158,9 +154,9 @@ where
                     }
                     let slot = wait.slot.take().expect("just granted");
                     let request = wait.request.take().expect("polled after completion");
-                    let (future, call) = send(&mut wait.service, request, slot, &wait.provider);
+                    let (future, sensing, slot) = send(&mut wait.service, request, slot, &wait.provider);
                     me.state.set(State::Calling { future });
-                    *me.call = Some(call);
+                    (*me.sensing, *me.slot) = (sensing, Some(slot));
                 }
                 StateProj::Refused { error } => {
                     return Poll::Ready(Err(error.take().expect("polled after completion")));
@@ -176,35 +172,42 @@ fn send<S: Service<Req>, Req>(
     request: Req,
     mut slot: Slot,
     provider: &Provider,
-) -> (S::Future, Call) {
+) -> (S::Future, Option<Sensing>, Slot) {
     let admitting = handover::Admitting::new(provider.core(), slot.admitted());
     handover::unwatched();
     let future = inner.call(request);
     let sensing = provider.begin_unwatched();
     drop(admitting);
     slot.sent();
-    (future, Call { sensing, slot })
+    (future, sensing, slot)
 }
 
 #[inline]
-fn replied<Res, H, C>(mut reply: Res, call: Option<Call>, hold: &H, classify: &C) -> H::Held
+fn replied<Res, H, C>(
+    mut reply: Res,
+    sensing: &mut Option<Sensing>,
+    slot: &mut Option<Slot>,
+    hold: &H,
+    classify: &C,
+) -> H::Held
 where
     H: Hold<Res>,
     C: Classify<Res>,
 {
-    let Call { sensing, slot } = call.expect("polled after completion");
     let kind = match sensing {
         None => classify.kind(Ok(&reply)),
-        Some(mut sensing) => {
+        Some(watch) => {
             let signal = classify.classify(Ok(&reply));
-            sensing.outcome(&signal);
+            watch.outcome(&signal);
             if !signal.kind.is_success() {
                 // For a gate further out that cannot see that this one watches.
-                classify.stamp(&mut reply, signal.reported_by(sensing.number()));
+                classify.stamp(&mut reply, signal.reported_by(watch.number()));
             }
+            *sensing = None;
             signal.kind
         }
     };
+    let slot = slot.take().expect("polled after completion");
     if kind.is_success() {
         return hold.hold(reply, HeldSlot(Some(Held(slot))));
     }
@@ -216,9 +219,14 @@ where
 
 #[cold]
 #[inline(never)]
-fn failed<Res, C: Classify<Res>>(error: BoxError, call: Option<Call>, classify: &C) -> BoxError {
-    let Call { sensing, slot } = call.expect("polled after completion");
-    if let Some(mut sensing) = sensing {
+fn failed<Res, C: Classify<Res>>(
+    error: BoxError,
+    sensing: &mut Option<Sensing>,
+    slot: &mut Option<Slot>,
+    classify: &C,
+) -> BoxError {
+    let slot = slot.take().expect("polled after completion");
+    if let Some(mut sensing) = sensing.take() {
         sensing.outcome(&classify.classify(Err(&*error as &(dyn Error + 'static))));
     }
     // A timeout may leave the call running there; other errors end it.

@@ -9,7 +9,11 @@
 //! `fast` is up to where the fast path admits without asking the pacer; it is never
 //! above `cap`. Whatever but `busy` changes only under the lock of the gate.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+// Not loom's: the count decides nothing that a model checks.
+use std::sync::atomic::{
+    AtomicU64 as Count,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 
 use super::sync::{AtomicU64, Fault, fault};
 
@@ -60,12 +64,12 @@ impl Bits {
 pub(super) struct Word {
     bits: AtomicU64,
     /// Calls counted so far. Here, because whoever takes a slot has these lines.
-    calls: std::sync::atomic::AtomicU64,
+    calls: Count,
 }
 
 impl Word {
     pub(super) fn new(cap: u32, fast: u32, flags: u64) -> Self {
-        Word { bits: AtomicU64::new(pack(cap, fast) | flags), calls: std::sync::atomic::AtomicU64::new(0) }
+        Word { bits: AtomicU64::new(pack(cap, fast) | flags), calls: Count::new(0) }
     }
 
     /// Counts a call; how many came before, about: of two at one instant one may get lost, since an

@@ -9,7 +9,7 @@
 use super::{
     body::{self, Found, Says},
     grpc,
-    reset::{Limits, Requests},
+    reset::{Glance, Limits, Requests, glance},
     retry_after, value,
 };
 use crate::{Executed, Kind, Pushback, Quota, Reach, ResendAdvice, Signal};
@@ -67,10 +67,12 @@ fn success(headers: &HeaderMap, wall: fn() -> SystemTime) -> Signal {
     let mut requests = Requests::default();
     for (name, value) in headers {
         let name = name.as_str();
-        if name == grpc::STATUS {
-            return grpc::signal(value, headers);
+        match glance(name) {
+            Glance::Other => {}
+            Glance::Grpc if name == grpc::STATUS => return grpc::signal(value, headers),
+            Glance::Grpc => {}
+            Glance::Limits => requests.add(name, value),
         }
-        requests.add(name, value);
     }
     let success = Signal::new(Kind::Success);
     if !requests.any() {

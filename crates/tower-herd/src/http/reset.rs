@@ -70,7 +70,6 @@ impl<'a> Limits<'a> {
     }
 
     /// Takes a header, if it is about limits.
-    #[inline]
     pub(crate) fn add(&mut self, name: &'a str, value: &'a HeaderValue) {
         let Some((family, tail)) = family(name) else { return };
         let Some((part, bucket)) = part(tail) else {
@@ -323,14 +322,38 @@ impl<'a> Requests<'a> {
     }
 }
 
+const X_RATELIMIT: u64 = u64::from_le_bytes(*b"x-rateli");
+const X_RATE_LIMIT: u64 = u64::from_le_bytes(*b"x-rate-l");
+const ANTHROPIC: u64 = u64::from_le_bytes(*b"anthropi");
+const IETF: u64 = u64::from_le_bytes(*b"ratelimi");
+const GRPC: u64 = u64::from_le_bytes(*b"grpc-sta");
+
+/// What a header of a success may be about.
+pub(crate) enum Glance {
+    Other,
+    Limits,
+    Grpc,
+}
+
+/// Most headers of a reply are of no interest: their first letter tells most of them, eight bytes at once
+/// the rest.
+#[inline]
+pub(crate) fn glance(name: &str) -> Glance {
+    let bytes = name.as_bytes();
+    if !matches!(bytes.first(), Some(b'x' | b'r' | b'a' | b'g')) {
+        return Glance::Other;
+    }
+    let Some(first) = bytes.first_chunk() else { return Glance::Other };
+    match u64::from_le_bytes(*first) {
+        X_RATELIMIT | X_RATE_LIMIT | ANTHROPIC | IETF => Glance::Limits,
+        GRPC => Glance::Grpc,
+        _ => Glance::Other,
+    }
+}
+
 /// The dialect that the name of a header starts with, and what follows.
 #[inline]
 fn family(name: &str) -> Option<(u8, &str)> {
-    const X_RATELIMIT: u64 = u64::from_le_bytes(*b"x-rateli");
-    const X_RATE_LIMIT: u64 = u64::from_le_bytes(*b"x-rate-l");
-    const ANTHROPIC: u64 = u64::from_le_bytes(*b"anthropi");
-    const IETF: u64 = u64::from_le_bytes(*b"ratelimi");
-    // Eight bytes at once: most headers of a reply are none of these.
     let prefix = match u64::from_le_bytes(*name.as_bytes().first_chunk()?) {
         X_RATELIMIT => "x-ratelimit",
         X_RATE_LIMIT => "x-rate-limit",
