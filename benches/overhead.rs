@@ -340,6 +340,11 @@ fn numbers_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<u64, _>("u64/ours/limit", limit);
     let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies().layer(Inner);
     bench.calls::<u64, _>("u64/ours/classify", sensor);
+    let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies();
+    let pause = RetryAfterLayer::new(&provider).classify(Numbers);
+    bench.calls::<u64, _>("u64/ours/pause over classify", pause.layer(sensor.layer(Inner)));
+    let limit = FleetLimitLayer::new(&provider).until_reply().classify(Numbers);
+    bench.calls::<u64, _>("u64/ours/limit over classify", limit.layer(sensor.layer(Inner)));
     bench.calls::<u64, _>("u64/ours/stack", number_stack(&provider));
     bench.calls::<u64, _>("u64/ours/stack, nothing configured", number_stack(&unconfigured()));
 }
@@ -350,6 +355,11 @@ fn http_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<HttpRequest, _>("http/ours/pause", RetryAfterLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/limit", FleetLimitLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/classify", ClassifyLayer::new(&provider).layer(Inner));
+    let sensor = ClassifyLayer::new(&provider);
+    let pause = RetryAfterLayer::new(&provider);
+    bench.calls::<HttpRequest, _>("http/ours/pause over classify", pause.layer(sensor.layer(Inner)));
+    let limit = FleetLimitLayer::new(&provider);
+    bench.calls::<HttpRequest, _>("http/ours/limit over classify", limit.layer(sensor.layer(Inner)));
     bench.calls::<HttpRequest, _>("http/ours/stack", http_stack(&provider));
     bench.calls::<HttpRequest, _>("http/ours/stack, nothing configured", http_stack(&unconfigured()));
 }
@@ -424,7 +434,8 @@ impl Table<'_> {
         println!("|---|--:|--:|--:|--:|--:|---|");
         let row = |kind: &str, name: &str, tower: &str, peer: &str, ours: &str, bar: &str| {
             let Some(ours) = self.over(kind, &format!("ours/{ours}")) else { return };
-            let tower = self.over(kind, &format!("tower/{tower}"));
+            // Less than half a nanosecond cannot be told from nothing.
+            let tower = self.over(kind, &format!("tower/{tower}")).filter(|nanos| *nanos > 0.5);
             let peer = self.over(kind, &format!("peer/{peer}"));
             let show = |n: Option<f64>| n.map_or("-".into(), |n| format!("{n:.1}"));
             let ratio = |n: Option<f64>| n.map_or("-".into(), |n| format!("{:.2}", ours / n));
@@ -441,6 +452,20 @@ impl Table<'_> {
             row(kind, &format!("{kind}: stack"), "stack", "stack", "stack", &all);
             let unknown = "stack, nothing configured";
             row(kind, &format!("{kind}: {unknown}"), "stack", "stack", unknown, &all);
+        }
+        println!("\nWhat a gate adds where a sensor below it watches the call, as in a stack:\n");
+        println!("| scenario | tower-herd | bar |");
+        println!("|---|--:|---|");
+        for (kind, bar) in [("u64", 25), ("http", 50)] {
+            for layer in ["pause", "limit"] {
+                let both = self.over(kind, &format!("ours/{layer} over classify"));
+                if let (Some(both), Some(sensor)) = (both, self.over(kind, "ours/classify")) {
+                    println!("| {kind}: {layer} over classify | {:.1} | <= {bar} |", both - sensor);
+                }
+            }
+        }
+        if let Some(nanos) = self.0.nanos("http/clone") {
+            println!("\nTo clone and drop that request alone: {nanos:.1} ns.");
         }
         println!("\nMillions of calls a second through one provider, {THREADS} threads:\n");
         println!("| stack | 1 task | 16 tasks | ratio |");
@@ -469,6 +494,8 @@ fn main() {
     peers::<u64>(&mut bench, "u64");
     numbers_of_ours(&mut bench);
     towers::<HttpRequest>(&mut bench, "http");
+    let request = HttpRequest::make();
+    bench.run("http/clone", |calls| timed(|| (0..calls).for_each(|_| drop(black_box(request.clone())))));
     peers::<HttpRequest>(&mut bench, "http");
     http_of_ours(&mut bench);
     let (number, http) = (configured(), configured());
