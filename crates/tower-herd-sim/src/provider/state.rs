@@ -142,7 +142,7 @@ impl State {
         let fails = failure > 0.0 && self.rng.f64() < failure;
         let mut end = if fails { head } else { head + self.script.body_time };
         if !self.script.lag.is_zero() {
-            end += self.script.lag.mul_f64(2.0 * self.rng.f64());
+            end += crate::scale(self.script.lag, 2.0 * self.rng.f64());
         }
         self.in_service.insert((now + end, id), fails);
         self.flights.push((now, 1));

@@ -18,6 +18,7 @@ pin_project! {
 
 impl<B, G> HeldBody<B, G> {
     /// `body`, holding `guard`.
+    #[cfg(feature = "fleet-limit")]
     pub(crate) fn new(body: B, guard: Option<G>) -> Self {
         HeldBody { body, guard }
     }

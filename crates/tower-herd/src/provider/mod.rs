@@ -25,6 +25,10 @@
 //! The ceiling and its slots are the provider's: all scopes draw on them. A pause belongs to the
 //! narrowest scope that the reply speaks of. A 429 met through a scope pauses that scope; when two
 //! scopes were paused by 429s without a hint within a minute, the whole provider is.
+#![cfg_attr(
+    not(all(feature = "retry-after", feature = "fleet-limit", feature = "hashed-failover")),
+    allow(dead_code, unused_imports, reason = "each layer uses a part of it")
+)]
 
 #[allow(dead_code, reason = "the fleet's lease and reports drive what is left")]
 #[allow(clippy::collapsible_if, reason = "two steps of a rule read better as two")]
