@@ -241,7 +241,7 @@ where
                 let wait = paused.max(signal.pushback.wait()).unwrap_or_default();
                 wait > self.ladder.patience.hint && self.safety.allows(signal, false)
             }
-            _ => self.safety.allows(signal, false) && self.charge(),
+            _ => self.safety.allows(signal, false) && self.affords(),
         };
         if !more || !allowed || self.kept.is_none() {
             return Next::Return(outcome);
@@ -252,11 +252,13 @@ where
         let waits = matches!(signal.kind, Kind::Empty | Kind::Depleted | Kind::Misconfigured);
         match self.ladder.try_all(self.key, self.tried) {
             Some((rung, slot)) => {
+                self.charge(signal.kind);
                 self.overflow(rung, signal.kind);
                 self.held = Some(Box::new(outcome));
                 Next::Call(rung, slot)
             }
             None if waits => {
+                self.charge(signal.kind);
                 self.held = Some(Box::new(outcome));
                 Next::Queue
             }
@@ -264,11 +266,16 @@ where
         }
     }
 
-    /// Charges the failed call to the task; whether it may make another.
-    fn charge(&self) -> bool {
-        match &self.task {
-            Some(task) => task.spent() + 1 < task.allowance_total() && task.charge() < task.allowance_total(),
-            None => true,
+    /// Whether the task may make another call after the failed one.
+    fn affords(&self) -> bool {
+        self.task.as_ref().is_none_or(|task| task.spent() + 1 < task.allowance_total())
+    }
+
+    /// Charges the failed call to the task: only where the walk goes on. What it returns is charged by
+    /// the retry layer.
+    fn charge(&self, kind: Kind) {
+        if let Some(task) = self.task.as_ref().filter(|_| !matches!(kind, Kind::Empty | Kind::Throttled)) {
+            task.charge();
         }
     }
 

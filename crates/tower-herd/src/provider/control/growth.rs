@@ -161,5 +161,6 @@ impl Control {
         if self.probe.is_some_and(|p| p.rank == call.rank && p.at == call.at) {
             self.probe = None;
         }
+        self.trial_lost(call);
     }
 }

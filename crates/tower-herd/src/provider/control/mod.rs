@@ -262,6 +262,7 @@ impl Control {
     }
 
     /// The limit that the last congestion event told, if any did.
+    #[cfg(test)]
     #[must_use]
     pub fn limit(&self) -> Option<u32> {
         self.limit
@@ -279,6 +280,7 @@ impl Control {
         self.latency
     }
 
+    #[cfg(test)]
     /// Calls a second at which it paces, if it does.
     #[must_use]
     pub fn pace_gap(&self) -> Option<Duration> {
@@ -317,25 +319,6 @@ impl Control {
 
     fn top(&self) -> u32 {
         self.set.max.unwrap_or(u32::MAX).max(self.set.floor)
-    }
-
-    /// Sets or lifts the configured maximum at run time; what is in flight finishes.
-    pub fn set_max(&mut self, max: Option<u32>) {
-        self.set.max = max.map(|m| m.max(self.set.floor));
-        if let Some(m) = self.set.max {
-            self.cap = self.cap.min(m);
-            self.limit = Some(self.limit.map_or(m, |l| l.min(m)));
-        }
-    }
-
-    /// Overrides what was learned (an operator, a lease): growth goes on from there by probes.
-    pub fn set_ceiling(&mut self, now: Time, ceiling: u32) {
-        let c = ceiling.clamp(self.set.floor, self.top());
-        self.cap = c;
-        self.limit = Some(c);
-        self.probe = None;
-        self.step = 1;
-        self.probe_at = now.saturating_add(self.gap(self.set.bare));
     }
 }
 

@@ -249,6 +249,14 @@ impl Control {
         }
     }
 
+    /// It ended without a verdict.
+    pub(super) fn trial_lost(&mut self, call: Admitted) {
+        if self.headers.trial.is_some_and(|trial| call.nth >= trial.first) {
+            self.headers.trial = None;
+            self.headers.trial_at = None;
+        }
+    }
+
     fn trial_refused(&mut self, call: Admitted) {
         if self.headers.trial.is_some_and(|trial| call.nth >= trial.first) {
             self.headers.trial = None;

@@ -148,14 +148,8 @@ impl Control {
         self.probe_at = self.pause.max(now).saturating_add(self.gap(cost));
     }
 
-    /// A call failed in a way that says nothing about limits.
+    /// A call failed, or was dropped, in a way that says nothing about limits.
     pub fn on_failed(&mut self, now: Time, call: Admitted, busy: u32) {
-        self.note_idle(now, busy);
-        self.lose_probe(call);
-    }
-
-    /// A call was dropped (its slot may linger: then report it when the slot ends).
-    pub fn on_dropped(&mut self, now: Time, call: Admitted, busy: u32) {
         self.note_idle(now, busy);
         self.lose_probe(call);
     }

@@ -104,7 +104,7 @@ fn a_release_is_bounded_by_what_is_really_in_service() {
     c.on_success(now, calls[0], 100, 0, Some(ms(1000)), None);
     now = now.saturating_add(ms(1));
     // the quota fell to 20: the next is refused though 99 were fine a moment ago
-    let a = Admitted { stamp: 0, rank: 100, at: now, first: false, nth: 0 };
+    let a = Admitted { stamp: 0, rank: 100, nth: 0, at: now, first: false };
     c.on_throttled(now.saturating_add(ms(5)), a, 100, Some(ms(1000)));
     let start = now.saturating_add(ms(1005));
     let mut at = start;
@@ -179,7 +179,7 @@ fn accepted_probes_double_the_step() {
 fn a_lost_probe_is_no_verdict() {
     let (mut c, probe) = at_twenty();
     let a = c.admit(probe, 20, 5).unwrap();
-    c.on_dropped(probe.saturating_add(ms(1)), a, 21);
+    c.on_failed(probe.saturating_add(ms(1)), a, 21);
     assert_eq!(c.limit(), Some(20));
     assert!(c.admit(probe.saturating_add(ms(500)), 20, 5).is_ok());
 }
@@ -204,9 +204,8 @@ fn headers_tell_the_rate() {
 }
 
 #[test]
-fn the_maximum_holds_at_run_time() {
-    let mut c = Control::new(Settings::default());
-    c.set_max(Some(4));
+fn the_maximum_holds() {
+    let mut c = Control::new(Settings { max: Some(4), ..Settings::default() });
     assert_eq!(c.ceiling(), 4);
     let mut now = t(1);
     let calls = fill(&mut c, &mut now, 0, 4);
@@ -277,8 +276,7 @@ fn laws_hold_over_random_histories() {
                     c.on_throttled(now, a, busy, hint);
                     paused = paused.max(now.saturating_add(hint.unwrap_or(ms(1000))));
                 }
-                2 => c.on_failed(now, a, busy),
-                3 => c.on_dropped(now, a, busy),
+                2 | 3 => c.on_failed(now, a, busy),
                 4 => {
                     let h = LimitHeaders {
                         limit: rnd(100),
