@@ -40,6 +40,8 @@ mod control;
 mod durations;
 mod fleet;
 pub(crate) mod handover;
+#[cfg(test)]
+mod laws;
 mod pause;
 mod scope;
 mod sensing;
@@ -187,6 +189,17 @@ impl Core {
         result
     }
 
+    /// Pauses the whole provider; the wait in force after the merge.
+    ///
+    /// Two places hold this pause: `root` says when and why, to who asks; the control keeps its queue
+    /// and the release after it. Both change under the gate's lock, the second by what the first says,
+    /// and are never seen to differ by who holds it.
+    fn pause_all(&self, control: &mut Control, now: Time, wait: Duration, reason: PauseReason) -> Duration {
+        let held = self.root.change(|pause| pause.set(now, wait, reason));
+        control.pause(now, now.saturating_add(held));
+        held
+    }
+
     /// How long the slot of a dropped call stays taken.
     fn linger(&self) -> Duration {
         const LONGEST: Duration = Duration::from_secs(10);
@@ -283,8 +296,10 @@ impl Provider {
         if let Some(scope) = &self.scope {
             scope.change(|pause| pause.clear(now));
         } else {
-            self.core.root.change(|pause| pause.clear(now));
-            self.core.control(|control, _, _| control.pause_clear(now));
+            self.core.control(|control, _, _| {
+                self.core.root.change(|pause| pause.clear(now));
+                control.pause_clear(now);
+            });
         }
     }
 
@@ -343,16 +358,14 @@ impl Provider {
 
     /// Sets a pause of `on` (none: the whole provider), and says so.
     pub(crate) fn pause(&self, now: Time, wait: Duration, reason: PauseReason, on: Option<&Scope>) {
-        let held = self.note_pause(now, wait, reason, on);
-        if on.is_none() {
-            self.core.control(|control, _, _| control.pause(now, now.saturating_add(held)));
-        }
+        let held = match on {
+            Some(scope) => scope.change(|pause| pause.set(now, wait, reason)),
+            None => self.core.control(|control, _, _| self.core.pause_all(control, now, wait, reason)),
+        };
+        self.say_paused(held, reason, on);
     }
 
-    /// The same, when the control knows already.
-    fn note_pause(&self, now: Time, wait: Duration, reason: PauseReason, on: Option<&Scope>) -> Duration {
-        let scope = on.unwrap_or(&self.core.root);
-        let held = scope.change(|pause| pause.set(now, wait, reason));
+    fn say_paused(&self, held: Duration, reason: PauseReason, on: Option<&Scope>) {
         if !held.is_zero() {
             self.core.observe(|| Event::Paused {
                 provider: &self.core.name,
@@ -361,7 +374,6 @@ impl Provider {
                 wait: held,
             });
         }
-        held
     }
 
     /// How long a call that joins the queue now would wait, as far as one can tell.

@@ -1,4 +1,9 @@
-use super::{Provider, control::Admitted, handover, lock, pause::PauseReason};
+use super::{
+    Provider,
+    control::Admitted,
+    handover, lock,
+    pause::{Pause, PauseReason},
+};
 use crate::{Kind, Pushback, Quota, Reach, Signal, Time, observe::Event};
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -139,9 +144,8 @@ impl Sensing {
         if let Some(scope) = self.provider.scope.as_ref().filter(|scope| scope.wants_success()) {
             scope.change(|pause| pause.succeeded(now, self.scope));
         }
-        let ended = core.root.wants_success() && core.root.change(|pause| pause.succeeded(now, self.root));
         core.control(|control, busy, waiting| {
-            if ended {
+            if core.root.wants_success() && core.root.change(|pause| pause.succeeded(now, self.root)) {
                 control.pause_clear(now);
             }
             let refilling = signal.quota.filter(|quota| !quota.fixed_window);
@@ -214,22 +218,29 @@ impl Sensing {
     fn throttled(&self, now: Time, signal: &Signal) {
         let core = &self.provider.core;
         let scope = self.provider.scope.as_deref().filter(|_| signal.reach == Reach::Scope);
-        let (wait, reason) = match signal.pushback {
-            Pushback::After(wait) => (wait, PauseReason::Hint),
-            Pushback::None | Pushback::Never => {
-                let sent = if scope.is_some() { self.scope } else { self.root };
-                let wait = scope.unwrap_or(&core.root).change(|pause| pause.bare(sent));
-                (wait, PauseReason::Bare)
-            }
+        let sent = if scope.is_some() { self.scope } else { self.root };
+        let told = signal.pushback.wait();
+        let reason = if told.is_some() { PauseReason::Hint } else { PauseReason::Bare };
+        // The wait, and what is held of it: a wait of zero is no pause.
+        let pause = |pause: &mut Pause| {
+            let wait = told.unwrap_or_else(|| pause.bare(sent));
+            (wait, if wait.is_zero() { wait } else { pause.set(now, wait, reason) })
         };
-        // The cut first: the pause that follows knows the ceiling it ends under.
-        core.control(|control, busy, _| match scope {
-            None => control.on_throttled(now, self.admitted, busy, Some(wait)),
-            Some(_) => control.on_throttled_in_part(now, self.admitted, busy, wait),
-        });
-        if !wait.is_zero() {
-            self.provider.note_pause(now, wait, reason, scope);
-        }
+        let (wait, held) = match scope {
+            Some(scope) => {
+                let (wait, held) = scope.change(pause);
+                core.control(|control, busy, _| {
+                    control.on_throttled_in_part(now, self.admitted, busy, wait);
+                });
+                (wait, held)
+            }
+            None => core.control(|control, busy, _| {
+                let (wait, held) = core.root.change(pause);
+                control.on_throttled(now, self.admitted, busy, Some(wait));
+                (wait, held)
+            }),
+        };
+        self.provider.say_paused(held, reason, scope);
         if let (Some(scope), PauseReason::Bare) = (scope, reason) {
             self.second_scope(now, wait, scope);
         }
@@ -237,14 +248,15 @@ impl Sensing {
 
     /// Overload without a hint does not say that the next call comes too early: it cuts only.
     fn overloaded(&self, now: Time, signal: &Signal) {
+        let core = &self.provider.core;
         let scope = self.provider.scope.as_deref().filter(|_| signal.reach == Reach::Scope);
-        let hint = signal.pushback.wait();
-        self.provider.core.control(|control, busy, _| {
+        let hint = signal.pushback.wait().filter(|wait| !wait.is_zero());
+        let set = |pause: &mut Pause, wait| pause.set(now, wait, PauseReason::Hint);
+        let held = core.control(|control, busy, _| {
             control.on_overloaded(now, self.admitted, busy, hint.filter(|_| scope.is_none()));
+            hint.map(|wait| scope.unwrap_or(&core.root).change(|pause| set(pause, wait)))
         });
-        if let Some(wait) = hint.filter(|wait| !wait.is_zero()) {
-            self.provider.note_pause(now, wait, PauseReason::Hint, scope);
-        }
+        self.provider.say_paused(held.unwrap_or_default(), PauseReason::Hint, scope);
     }
 
     /// Bare 429s in two scopes within a minute are about the provider.

@@ -57,7 +57,7 @@ impl Control {
         }
         let rank = busy.saturating_add(1);
         self.idle = None;
-        self.turnaround.took(rank);
+        self.turnaround.look(now, rank);
         // A timer is late by its grain: the next turn counts from when this one was due.
         self.last = Some(due);
         self.warm = self.warm.max(rank);

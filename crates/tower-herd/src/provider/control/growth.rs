@@ -34,7 +34,7 @@ impl Control {
         if let Some(p) = self.probe {
             return Err(BlockedUntil(Some(p.at.saturating_add(self.accept_after()))));
         }
-        if self.cap < l || l >= self.top() || busy > self.cap {
+        if self.cap < l || busy >= self.top() || busy > self.cap {
             return full;
         }
         // Nothing came back in a whole pause: calls outlast hints here, so a pause is cheap, and
@@ -46,8 +46,8 @@ impl Control {
         if let Some(e) = &mut self.event {
             e.verified = true;
         }
-        self.cap = l.saturating_add(self.step).min(self.top());
-        Ok(())
+        self.cap = self.cap.max(l.saturating_add(self.step).min(self.top()));
+        if busy < self.cap { Ok(()) } else { full }
     }
 
     /// A call above the limit that was not refused in time has proven it wrong.

@@ -251,7 +251,7 @@ impl Control {
     #[must_use]
     pub fn looks_above(&self) -> bool {
         let verify = self.event.is_some_and(|e| !e.verified && e.admits == 0);
-        self.limit.is_some_and(|l| self.cap >= l && l < self.top())
+        self.limit.is_some_and(|l| self.cap >= l && self.cap < self.top())
             && (self.probe.is_some() || verify || (self.probe_due && self.release.is_none()))
     }
 

@@ -49,7 +49,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    fn new(gap: u64, burst: u64, tat: Time, source: Source) -> Self {
+    pub(super) fn new(gap: u64, burst: u64, tat: Time, source: Source) -> Self {
         Pace { gap: gap.max(1), burst: burst.max(1), tat, source, before: None, step: 5, raise_at: tat }
     }
 
@@ -70,8 +70,17 @@ impl Pace {
         full.saturating_sub(nanos(self.tat.saturating_since(now))) / self.gap.max(1)
     }
 
-    fn drain(&mut self, now: Time) {
-        self.tat = self.tat.max(after(now, self.gap, self.burst));
+    /// The same number of tokens at another gap.
+    fn at_gap(&self, now: Time, gap: u64) -> Time {
+        let ahead = u128::from(nanos(self.tat.saturating_since(now)));
+        let scaled = ahead * u128::from(gap) / u128::from(self.gap.max(1));
+        if gap == self.gap { self.tat } else { after(now, u64::try_from(scaled).unwrap_or(u64::MAX), 1) }
+    }
+
+    /// It is empty; but the server itself says that one call may go at `open`.
+    fn drain(&mut self, now: Time, open: Time) {
+        let empty = after(now, self.gap, self.burst).min(after(open, self.gap, self.burst - 1));
+        self.tat = self.tat.max(empty);
     }
 
     pub(super) fn took_one(&mut self, now: Time) {
@@ -120,14 +129,14 @@ pub(super) struct Bucket {
     high: u64,
     /// Since when calls are paced as they are.
     paced: Time,
-    /// When this size was told first.
-    since: Time,
+    /// When this size was told first, if there was another before.
+    since: Option<Time>,
 }
 
 impl Bucket {
     fn new(size: u64, level: Level, now: Time) -> Self {
         let from = (level.left < size).then_some(level);
-        Bucket { size, from, next: None, last: level, low: 0, high: u64::MAX, paced: now, since: now }
+        Bucket { size, from, next: None, last: level, low: 0, high: u64::MAX, paced: now, since: None }
     }
 
     /// Takes the next level; the time in which one token flows in, if that can be told.
@@ -289,7 +298,8 @@ impl Control {
         let refill = nanos(latency.saturating_mul(3)).checked_div(low).unwrap_or(u64::MAX);
         let crowd = h.limit.saturating_add(refill).saturating_add(2);
         // A quota that has just fallen still serves what came before.
-        let settled = self.bucket.is_none_or(|b| b.size == h.limit && call.at > b.since);
+        let settled =
+            self.bucket.is_none_or(|b| b.size == h.limit && b.since.is_none_or(|since| call.at > since));
         if settled && u64::from(call.rank) > crowd && call.stamp == self.stamp {
             return self.disbelieve(now);
         }
@@ -305,8 +315,9 @@ impl Control {
             Some(bucket) if bucket.size == h.limit => flow = bucket.flow(level, latency.max(WINDOW)),
             other => {
                 // As a rule it is the same window with another share.
-                scaled = other.and_then(|b| old.map(|gap| gap.saturating_mul(b.size) / h.limit));
-                *other = Some(Bucket::new(h.limit, level, now));
+                scaled = other.as_ref().and_then(|b| old.map(|gap| gap.saturating_mul(b.size) / h.limit));
+                let since = other.as_ref().map(|_| now);
+                *other = Some(Bucket { since, ..Bucket::new(h.limit, level, now) });
             }
         }
         // All resets that were told finely bound it; one that contradicts them tells that it changed.
@@ -330,6 +341,10 @@ impl Control {
             },
         };
         let fine = self.bucket.is_some_and(|bucket| bucket.low > 0);
+        let gap = match flow {
+            Some(flow) if gap > flow.saturating_add(flow / 4) => flow,
+            _ => gap,
+        };
         // Never more in hand than the server says was left at that call's admission, nor less than what
         // was left less what may have been sent since; when this bucket is new to us, less what is in
         // flight.
@@ -337,27 +352,25 @@ impl Control {
         let least = after(call.at, gap, used);
         let most = after(call.at, gap, used.saturating_add(since)).max(after(now, gap, used));
         let mut tat = match self.pace {
-            Some(p) if !fresh => p.tat.max(least),
+            Some(p) if !fresh => p.at_gap(now, gap).max(least),
             _ => after(now, gap, used.saturating_add(busy.into())),
         };
-        if let Some(bucket) = self.bucket.as_mut().filter(|_| fresh) {
-            bucket.paced = now;
-        }
         let short = nanos(tat.saturating_since(most)) / gap.max(1);
         tat = tat.min(most);
-        let gap = match flow {
-            Some(flow) if gap > flow.saturating_add(flow / 4) => flow,
-            // By half a bucket fuller than it would be at this pace.
-            _ if short >= h.limit.div_ceil(2)
+        let mut gap = gap;
+        if let Some(bucket) = &mut self.bucket {
+            if fresh {
+                bucket.paced = now;
+            } else if short >= h.limit.div_ceil(2)
                 && used <= h.limit / 4
-                && self.bucket.is_some_and(|b| gap > b.low && call.at > b.paced) =>
+                && gap > bucket.low
+                && call.at > bucket.paced
             {
-                let (low, since) = self.bucket.map_or((0, now), |b| (b.low, b.since));
-                self.bucket = Some(Bucket { low, since, ..Bucket::new(h.limit, level, now) });
-                (gap / 2).max(low)
+                // By half a bucket fuller than it would be at this pace.
+                *bucket = Bucket { low: bucket.low, since: bucket.since, ..Bucket::new(h.limit, level, now) };
+                gap = (gap / 2).max(bucket.low);
             }
-            _ => gap,
-        };
+        }
         let gap = gap.max(self.set.rate.map_or(1, |rate| nanos(rate.every)));
         if !self.headers.explain && used >= h.limit.div_ceil(4) {
             // what was refused before is explained now
@@ -375,11 +388,12 @@ impl Control {
     pub(super) fn told_rate_refused(&mut self, now: Time, call: Admitted) -> bool {
         self.trial_refused(call);
         let known = std::mem::replace(&mut self.headers.since, false);
+        let open = self.pause.max(now);
         let Some(p) = &mut self.pace else { return true };
         if known && p.in_hand(now) > 1 + p.burst / 4 {
             return true;
         }
-        p.drain(now);
+        p.drain(now, open);
         if let Some(bucket) = &mut self.bucket {
             (bucket.from, bucket.next) = (None, None);
         }

@@ -38,7 +38,7 @@ impl Control {
             self.span(SPAN) / self.cap.max(1)
         };
         // a bucket that filled up in the pause is not emptied at once
-        space.max(Duration::from_nanos(self.pace.map_or(0, |p| p.gap / 2)))
+        space.max(Duration::from_nanos(self.pace.map_or(0, |p| p.gap / 2)).min(self.span(SPAN)))
     }
 
     /// What can be counted on of a ceiling that is in doubt.

@@ -139,7 +139,7 @@ impl Control {
         }
         self.stamp = self.stamp.saturating_add(1);
         self.cut = self.stamp;
-        let before = self.cap.min(busy.max(1));
+        let before = self.cap.min(busy).max(self.set.floor);
         self.limit = Some(self.limit.unwrap_or(before));
         self.cap = (before - before / 4).max(self.set.floor);
         self.step = 1;
@@ -155,6 +155,7 @@ impl Control {
     }
 
     pub(super) fn note_idle(&mut self, now: Time, busy: u32) {
+        self.turnaround.look(now, busy.saturating_sub(1));
         if busy <= 1 {
             self.idle = Some(now);
         }

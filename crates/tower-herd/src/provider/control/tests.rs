@@ -106,6 +106,9 @@ fn a_release_is_bounded_by_what_is_really_in_service() {
     // the quota fell to 20: the next is refused though 99 were fine a moment ago
     let a = Admitted { stamp: 0, rank: 100, nth: 0, at: now, first: false };
     c.on_throttled(now.saturating_add(ms(5)), a, 100, Some(ms(1000)));
+    for (i, call) in calls.iter().enumerate().skip(12) {
+        c.on_success(now.saturating_add(ms(500)), *call, 111 - i as u32, 9, None, None);
+    }
     let start = now.saturating_add(ms(1005));
     let mut at = start;
     let sent: Vec<Time> = (12..20).map(|b| force(&mut c, &mut at, b).at).collect();
@@ -193,7 +196,7 @@ fn headers_tell_the_rate() {
     let h = LimitHeaders { limit: 20, remaining: 10, reset: ms(500), resolution: ms(1) };
     c.on_success(now, calls[9], 10, 50, Some(ms(1000)), Some(h));
     let gap = c.pace_gap().unwrap();
-    assert!(gap >= ms(49) && gap <= ms(51), "{gap:?}");
+    assert!(gap >= ms(49) && gap <= ms(56), "{gap:?}: what is missing is more than nine and at most ten");
     let from = now;
     let mut n = 0;
     while now.saturating_since(from) < ms(10_000) {
@@ -292,5 +295,102 @@ fn laws_hold_over_random_histories() {
             let _ = (c.estimate_wait(now, rnd(u64::MAX) as usize, busy), c.fast_cap(), c.watches());
             now = now.saturating_add(ms(rnd(200)));
         }
+    }
+}
+
+/// A provider that serves `slots` calls at once, each for a second, and puts the same header on each
+/// reply; so many are served in a minute, with a hundred callers.
+fn served_in_a_minute(slots: u32, header: Option<LimitHeaders>) -> u32 {
+    let mut c = Control::new(Settings::default());
+    let (mut now, mut served) = (t(1), 0);
+    // (end, call, whether it is refused)
+    let mut flying: Vec<(Time, Admitted, bool)> = vec![];
+    while now < t(60_000) {
+        let busy = flying.len() as u32;
+        let at = match c.admit(now, busy, 100 - busy as usize) {
+            Ok(call) => {
+                let refused = flying.iter().filter(|f| !f.2).count() as u32 >= slots;
+                flying.push((now.saturating_add(ms(if refused { 5 } else { 1000 })), call, refused));
+                continue;
+            }
+            Err(BlockedUntil(at)) => at.unwrap_or(Time::MAX),
+        };
+        let (next, &(end, call, refused)) =
+            flying.iter().enumerate().min_by_key(|(_, f)| f.0).unwrap_or((0, &(Time::MAX, PROBE, false)));
+        now = at.min(end);
+        if std::env::var_os("DBG").is_some() && busy == 0 {
+            println!("{now:?} {c:?}");
+        }
+        if end <= at {
+            match refused {
+                true => c.on_throttled(now, call, busy, Some(ms(1000))),
+                false => {
+                    c.on_success(now, call, busy, 50, Some(ms(1000)), header);
+                    served += 1;
+                }
+            }
+            flying.swap_remove(next);
+        }
+    }
+    served
+}
+
+const PROBE: Admitted = Admitted { stamp: 0, rank: 0, nth: 0, at: Time::ZERO, first: false };
+
+#[test]
+fn headers_that_lie_do_not_make_a_provider_slow() {
+    let honest = served_in_a_minute(20, None);
+    assert!(honest > 1000, "{honest}");
+    let second = Duration::from_secs(1);
+    for (limit, remaining, reset, resolution) in [
+        // generous
+        (10_000, 9_999, second, ms(1)),
+        (10_000, 9_999, second * 3600, second),
+        (1_000_000, 1_000_000, Duration::ZERO, ms(1)),
+        // tiny: about something else
+        (1, 0, second * 60, second),
+        (2, 1, second * 60, ms(1)),
+        (5, 0, second * 60, ms(1)),
+        (5, 5, second * 60, ms(1)),
+        // nonsense
+        (0, 0, second, ms(1)),
+        (3, 17, second, ms(1)),
+        (10, 5, Duration::MAX, second),
+        (10, 0, Duration::ZERO, second),
+        (20, 10, second, second * 2),
+        (20, 20, second * 10, second),
+        (20, 19, second * 30, ms(1)),
+    ] {
+        let header = LimitHeaders { limit, remaining, reset, resolution };
+        let served = served_in_a_minute(20, Some(header));
+        println!("{header:?}: {served} of {honest}");
+        assert!(served * 10 >= honest * 9, "{header:?}: {served}, without {honest}");
+    }
+    // Said to be empty for long: that is believed for a while, and then tried.
+    for (limit, reset) in [(20, 60), (50, 60), (20, 3600)] {
+        let header = LimitHeaders { limit, remaining: 0, reset: second * reset, resolution: ms(1) };
+        let served = served_in_a_minute(20, Some(header));
+        assert!(served * 2 >= honest, "{header:?}: {served}, without {honest}");
+    }
+}
+
+/// Learned or told, a pace is kept to within the grain of the timers, which are a millisecond late.
+#[test]
+fn a_late_timer_costs_no_throughput() {
+    for per_second in [3, 70, 500, 900] {
+        let mut c = Control::new(Settings::default());
+        let gap = 1_000_000_000 / per_second;
+        c.pace = Some(rate::Pace::new(gap, 1, t(1), Source::Learned));
+        c.probe_at = Time::MAX;
+        let (mut now, mut admitted) = (t(1), 0);
+        while now < t(10_001) {
+            match c.admit(now, 5, 50) {
+                Ok(_) => admitted += 1,
+                // rounded up to the next millisecond, as tokio does
+                Err(BlockedUntil(at)) => now = Time::from_nanos(at.unwrap().as_nanos().div_ceil(MS) * MS),
+            }
+        }
+        let wanted = per_second * 10;
+        assert!(admitted * 100 >= wanted * 99 && admitted <= wanted + 10, "{per_second}: {admitted} in 10 s");
     }
 }

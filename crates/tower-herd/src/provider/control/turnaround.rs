@@ -13,6 +13,9 @@ const FIRST: Duration = Duration::from_millis(8);
 /// ... up to this, or an eighth of a call. Beyond that it is not the explanation.
 const MOST: Duration = Duration::from_millis(40);
 
+/// Of so many places at most it is remembered when they became free.
+const MANY: usize = 1024;
+
 /// Places that became free lately.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turnaround {
@@ -48,10 +51,7 @@ impl Turnaround {
         if !self.is_on() {
             return None;
         }
-        for _ in busy..self.seen.min(busy.saturating_add(cap)) {
-            self.freed.push_back(now);
-        }
-        self.seen = busy;
+        self.look(now, busy);
         while self.freed.front().is_some_and(|at| at.saturating_add(self.wait) <= now) {
             self.freed.pop_front();
         }
@@ -61,8 +61,13 @@ impl Turnaround {
         self.freed.get(over as usize).map(|at| at.saturating_add(self.wait))
     }
 
-    /// One more is in flight.
-    pub(super) fn took(&mut self, busy: u32) {
+    /// So many are in flight now: those that were before and are not any more have just ended.
+    pub(super) fn look(&mut self, now: Time, busy: u32) {
+        if self.is_on() {
+            let ended = self.seen.saturating_sub(busy) as usize;
+            self.freed.extend(std::iter::repeat_n(now, ended.min(MANY)));
+            self.freed.truncate(MANY);
+        }
         self.seen = busy;
     }
 }
