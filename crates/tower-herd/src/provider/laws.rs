@@ -88,7 +88,9 @@ impl History {
         );
         assert!(core.gate.busy() <= core.gate.cap(), "seed {}: above the ceiling", self.seed);
         self.model.borrow_mut().admitted += 1;
-        let mut sensing = handover::admitting(&core, slot.admitted(), || provider.begin());
+        let admitting = handover::Admitting::new(&core, slot.admitted());
+        let mut sensing = provider.begin();
+        drop(admitting);
         slot.sent();
         self.check();
         tokio::time::sleep(Duration::from_millis(1 + random.u64(..2000))).await;
