@@ -82,7 +82,6 @@ impl Word {
     }
 
     #[inline]
-
     pub(super) fn load(&self) -> Bits {
         Bits(self.bits.load(Acquire))
     }
