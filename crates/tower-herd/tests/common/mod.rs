@@ -130,3 +130,34 @@ pub fn secs(seconds: u64) -> Duration {
 pub fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
+
+pub type Boxed = tower::util::BoxCloneService<Request, Response, tower_herd::BoxError>;
+
+/// Pause, limit and sensor of one provider around it.
+pub fn rung<S>(provider: &tower_herd::Provider, inner: S) -> Boxed
+where
+    S: Service<Request, Response = Response> + Clone + Send + 'static,
+    S::Error: Into<tower_herd::BoxError>,
+    S::Future: Send,
+{
+    Boxed::new(
+        tower::ServiceBuilder::new()
+            .layer(tower_herd::RetryAfterLayer::new(provider))
+            .layer(tower_herd::FleetLimitLayer::new(provider).until_reply())
+            .layer(tower_herd::ClassifyLayer::new(provider).replies())
+            .service(inner),
+    )
+}
+
+/// The retry layer around it, without a budget that could get in the way.
+pub fn retrying(inner: Boxed) -> Boxed {
+    let layer = tower_herd::JitteredRetryLayer::new().budget(tower_herd::retry::Unlimited).seed(1);
+    Boxed::new(tower::Layer::layer(&layer, inner))
+}
+
+/// A request of a task that ends after this time.
+pub fn until(id: u64, deadline: Duration) -> Request {
+    let mut request = request(id);
+    request.extensions_mut().insert(Task::new(id).deadline_in(deadline));
+    request
+}

@@ -69,7 +69,10 @@ impl Control {
             doubt,
         });
         self.warm = 0;
-        self.last = None;
+        // A wait of zero is no gap between what went before it and what comes after.
+        if !cost.is_zero() {
+            self.last = None;
+        }
     }
 
     /// Ends the pause (a later success, an operator). What follows is still released in line.
