@@ -160,14 +160,17 @@ impl Place {
         cx: &mut Context<'_>,
     ) -> Result<Slot, Time> {
         let provider = &ladder.rungs[self.rung].provider;
-        let scope_pause = provider.scope_pause(now).unwrap_or(Time::ZERO);
-        let not_before = self.not_before.max(scope_pause);
-        if now < not_before {
+        if now < self.not_before {
             self.entry = None;
-            return Err(not_before);
+            return Err(self.not_before);
         }
         if let Some(probe) = provider.try_long_probe(now) {
             return Ok(probe);
+        }
+        let probe_due = provider.long_probe_due(now).unwrap_or(Time::MAX);
+        if let Some(until) = provider.scope_pause(now) {
+            self.entry = None;
+            return Err(until.min(probe_due));
         }
         let entry = match &mut self.entry {
             Some(entry) => entry,
@@ -182,7 +185,7 @@ impl Place {
                 self.entry = None;
                 Ok(Slot::new(core, Some(admitted)))
             }
-            Claimed::Wait { again_at } => Err(again_at.unwrap_or(Time::MAX)),
+            Claimed::Wait { again_at } => Err(again_at.unwrap_or(Time::MAX).min(probe_due)),
         }
     }
 }

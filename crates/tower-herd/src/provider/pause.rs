@@ -103,8 +103,7 @@ impl Pause {
     }
 
     /// When the next probe is due, if this pause is long enough for one.
-    #[cfg(test)]
-    fn probe_at(&self) -> Option<Time> {
+    pub(crate) fn probe_at(&self) -> Option<Time> {
         self.probe_at.filter(|at| *at < self.until)
     }
 

@@ -144,6 +144,13 @@ impl Provider {
         if self.paused_at(now).is_some() { self.try_probe(now) } else { None }
     }
 
+    /// When who waits for the end of a long pause should ask for its next probe.
+    pub(crate) fn long_probe_due(&self, now: Time) -> Option<Time> {
+        let due = |scope: &Scope| scope.paused(now).and_then(|_| scope.change(|pause| pause.probe_at()));
+        let due = due(&self.core.root).or_else(|| self.scope.as_deref().and_then(due));
+        due.filter(|at| *at > now)
+    }
+
     /// The sparse probe of a long pause. It takes no slot of the ceiling: nobody else is in flight.
     fn try_probe(&self, now: Time) -> Option<Slot> {
         let probe = |pause: &mut super::pause::Pause| pause.take_probe(now);

@@ -74,6 +74,10 @@ impl Admission {
         let core = self.provider.core.clone();
         loop {
             let now = core.clock().now();
+            if let Some(probe) = self.provider.try_long_probe(now) {
+                self.place = None;
+                return Poll::Ready(Ok(probe));
+            }
             let again_at = match self.provider.scope_pause(now) {
                 Some(until) => {
                     self.place = None;
@@ -101,6 +105,7 @@ impl Admission {
             }
             // The timer is polled after each reset: one that is due already would not wake us.
             let at = again_at.map_or(self.wait.until, |at| at.min(self.wait.until));
+            let at = self.provider.long_probe_due(now).map_or(at, |due| due.min(at));
             self.sleep.as_mut().reset(core.clock().instant(at));
             match self.sleep.as_mut().poll(cx) {
                 Poll::Ready(()) => {}
