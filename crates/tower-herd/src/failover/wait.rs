@@ -98,7 +98,10 @@ impl Waiting {
                     Err(at) => again_at = again_at.min(at),
                 }
             }
-            if now >= self.wait.until || (self.places.is_empty() && self.next_tier.is_none()) {
+            if now >= self.wait.until
+                || (self.places.is_empty() && self.next_tier.is_none())
+                || self.is_in_vain(ladder, now)
+            {
                 return Poll::Ready(Err(self.refusal(ladder, now)));
             }
             // The timer is polled after each reset: one that is due already would not wake us.
@@ -135,8 +138,17 @@ impl Waiting {
         }
     }
 
+    /// Whether every rung that is left is paused beyond the end of the wait. (The queues' estimates are
+    /// no reason to give up: they count tasks that will be served elsewhere.)
+    fn is_in_vain<S, Req>(&self, ladder: &Ladder<S, Req>, now: Time) -> bool {
+        let mut rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
+        rungs.all(|(_, rung)| rung.provider.is_paused_beyond(self.wait.until, now))
+    }
+
     /// Nothing can be had before the end: when might it be?
-    fn refusal<S, Req>(&self, ladder: &Ladder<S, Req>, now: Time) -> Refusal {
+    fn refusal<S, Req>(&mut self, ladder: &Ladder<S, Req>, now: Time) -> Refusal {
+        // Its own places are not in its way.
+        self.places.clear();
         let rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
         let at = rungs.map(|(_, rung)| now.saturating_add(rung.provider.estimate(now))).min();
         ladder.rungs[0].provider.observe(|| Event::Refused {

@@ -78,6 +78,9 @@ impl Admission {
                 self.place = None;
                 return Poll::Ready(Ok(probe));
             }
+            if self.provider.is_paused_beyond(self.wait.until, now) {
+                return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
+            }
             let again_at = match self.provider.scope_pause(now) {
                 Some(until) => {
                     self.place = None;
@@ -119,6 +122,11 @@ impl Provider {
     /// Until when the scope of this handle is paused, the whole provider aside.
     pub(crate) fn scope_pause(&self, now: Time) -> Option<Time> {
         self.scope.as_ref().and_then(|scope| scope.paused(now)).map(|(until, _)| until)
+    }
+
+    /// Whether who can wait until `end` waits in vain: it is paused for longer.
+    pub(crate) fn is_paused_beyond(&self, end: Time, now: Time) -> bool {
+        self.paused_at(now).is_some_and(|(until, _)| until > end)
     }
 
     /// Joins the queue of this provider.
