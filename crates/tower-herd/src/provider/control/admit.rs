@@ -20,7 +20,7 @@ impl Control {
                 self.release = None;
             } else if r.even.is_none() {
                 let n = u32::try_from(waiting).unwrap_or(u32::MAX).max(1);
-                r.even = Some((r.window - r.window / 16) / n);
+                r.even = Some(r.window / 16 * 15 / n);
             }
         }
         if let (Some(r), Some(l)) = (self.release, self.latency) {
@@ -73,6 +73,7 @@ impl Control {
             p.took_one(now);
         }
         self.admitted += 1;
+        self.trial_sent();
         Ok(Admitted { stamp: self.stamp, rank, nth: self.admitted, at: now, first })
     }
 }

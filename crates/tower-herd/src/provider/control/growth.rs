@@ -52,10 +52,8 @@ impl Control {
 
     /// A call above the limit that was not refused in time has proven it wrong.
     pub(super) fn settle_probe(&mut self, now: Time) {
-        if let Some(p) = self.probe {
-            if now >= p.at.saturating_add(self.accept_after()) {
-                self.accepted_above(now, p.rank);
-            }
+        if let Some(p) = self.probe.filter(|p| now >= p.at.saturating_add(self.accept_after())) {
+            self.accepted_above(now, p.rank);
         }
     }
 
@@ -72,12 +70,12 @@ impl Control {
             self.misses = 0;
             self.shaded = false;
         }
-        if let Some(e) = &mut self.event {
-            if now < self.pause.saturating_add(e.cost.saturating_mul(3)) {
-                // refused at this level a moment ago, accepted now
-                self.contradictions += 2;
-                e.verified = false;
-            }
+        let pause = self.pause;
+        let fresh = |e: &&mut Event| now < pause.saturating_add(e.cost.saturating_mul(3));
+        if let Some(e) = self.event.as_mut().filter(fresh) {
+            // refused at this level a moment ago, accepted now
+            self.contradictions += 2;
+            e.verified = false;
         }
         if rank >= self.cap {
             self.step = self.step.saturating_mul(2);

@@ -24,10 +24,16 @@
 //!   came from a failed probe) the line moves at the speed of the limit; if it is not, at twice
 //!   what is *seen in service*, which is bounded by the true limit whatever was believed.
 //!   If nothing was ever proven the whole backlog is spread over `max(1 s, hint / 2)`.
-//! * **Rate.** Limit headers tell the rate: calls are paced by a GCRA. Without headers, refusals
-//!   that contradict a limit on concurrency (lower and lower, or an acceptance just above a
-//!   refusal) turn pacing on; between two refusals the bucket was emptied exactly once, so accepted
-//!   calls over time is the rate.
+//! * **Turnaround.** A provider may count a call a few milliseconds longer than we do. Refused at a
+//!   level that was fine a moment ago, a freed place is taken again a little later, before any is given
+//!   up for good.
+//! * **Rate.** Limit headers tell the rate, as far as the calls bear them out (`headers`): calls are
+//!   paced by a GCRA. Without headers, refusals that contradict a limit on concurrency (lower and lower,
+//!   or an acceptance just above a refusal) turn pacing on; between two refusals the bucket was emptied
+//!   exactly once, so accepted calls over time is the rate. Where a pause costs several calls the first
+//!   suspicion is heeded, beside the ceiling.
+//! * **Timers are late** by up to a millisecond. Spacing and pacing count from when a turn was due, so
+//!   that this costs no throughput.
 //!
 //! # How to drive it
 //! All methods are called under one mutex; after each, publish [`Control::fast_cap`] (calls may be
@@ -39,6 +45,7 @@
 mod adapt;
 mod admit;
 mod growth;
+mod headers;
 mod rate;
 mod release;
 mod replies;
@@ -48,7 +55,8 @@ mod turnaround;
 
 use crate::Time;
 use growth::Probe;
-use rate::{Bucket, Headers, Pace, Source};
+use headers::{Bucket, Headers};
+use rate::{Pace, Source};
 use release::Release;
 use std::time::Duration;
 use turnaround::Turnaround;

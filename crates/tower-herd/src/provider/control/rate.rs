@@ -1,25 +1,9 @@
 //! Pacing: a rate that is configured, that headers tell, or that refusals teach.
-//!
-//! # What headers are worth
-//! A header tells a bucket's size, what is left in it and when it is full again. The last is told in
-//! units that may be longer than the bucket takes to fill, and any of it may be about another quota.
-//! So headers are believed as far as the calls bear them out:
-//! * *Reset over use* bounds the rate from both sides where the reset is told finely enough.
-//! * *What flowed in* between two replies (the change of what is left, and the calls in between) is the
-//!   rate however coarse the reset; where the two disagree by a quarter, the flow is right.
-//! * *What is left* is always believed: so many calls may go at least, whatever the pace.
-//! * A bucket that stays full although we hold calls back is refilled faster than we thought.
-//! * More calls served at once than the bucket holds, or more than it had left: the headers are about
-//!   something else. They are not looked at again for ten minutes.
 
-use super::{Admitted, CONTRADICTIONS, Control, Event, LimitHeaders, WINDOW, nanos};
+use super::{CONTRADICTIONS, Control, Event, WINDOW, nanos};
 use crate::Time;
 use std::time::Duration;
 
-/// Headers that lied are not believed again for so long.
-const DISTRUST: Duration = Duration::from_secs(600);
-/// Tokens that must have flowed in before their number tells a rate.
-const FLOW: u64 = 16;
 /// A caller that is late by the grain of its timer does not lose its turn: tokio's timers are up to
 /// a millisecond late, and a busy host adds some more.
 pub(super) const LATE: Duration = Duration::from_millis(4);
@@ -65,20 +49,20 @@ impl Pace {
         )
     }
 
-    fn in_hand(&self, now: Time) -> u64 {
+    pub(super) fn in_hand(&self, now: Time) -> u64 {
         let full = self.gap.saturating_mul(self.burst);
         full.saturating_sub(nanos(self.tat.saturating_since(now))) / self.gap.max(1)
     }
 
     /// The same number of tokens at another gap.
-    fn at_gap(&self, now: Time, gap: u64) -> Time {
+    pub(super) fn at_gap(&self, now: Time, gap: u64) -> Time {
         let ahead = u128::from(nanos(self.tat.saturating_since(now)));
         let scaled = ahead * u128::from(gap) / u128::from(self.gap.max(1));
         if gap == self.gap { self.tat } else { after(now, u64::try_from(scaled).unwrap_or(u64::MAX), 1) }
     }
 
     /// It is empty; but the server itself says that one call may go at `open`.
-    fn drain(&mut self, now: Time, open: Time) {
+    pub(super) fn drain(&mut self, now: Time, open: Time) {
         let empty = after(now, self.gap, self.burst).min(after(open, self.gap, self.burst - 1));
         self.tat = self.tat.max(empty);
     }
@@ -93,103 +77,8 @@ impl Pace {
     }
 }
 
-fn after(from: Time, gap: u64, times: u64) -> Time {
+pub(super) fn after(from: Time, gap: u64, times: u64) -> Time {
     Time::from_nanos(from.as_nanos().saturating_add(gap.saturating_mul(times)))
-}
-
-/// A bucket's level as one reply told it.
-///
-/// Nobody says whether it is the level when the call came or when its reply left. So both are
-/// reckoned with, and the slower rate of the two is taken.
-#[derive(Clone, Copy, Debug)]
-struct Level {
-    left: u64,
-    sent: Mark,
-    seen: Mark,
-}
-
-/// An instant, and how many had been admitted by then.
-#[derive(Clone, Copy, Debug)]
-struct Mark {
-    at: Time,
-    admitted: u64,
-}
-
-/// What is known of the bucket that headers tell of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bucket {
-    size: u64,
-    /// What flowed in is counted from here; none while it was full in between.
-    from: Option<Level>,
-    /// Where to count from later on.
-    next: Option<Level>,
-    last: Level,
-    /// The least and the most time a token can take, as its resets told.
-    low: u64,
-    high: u64,
-    /// Since when calls are paced as they are.
-    paced: Time,
-    /// When this size was told first, if there was another before.
-    since: Option<Time>,
-}
-
-impl Bucket {
-    fn new(size: u64, level: Level, now: Time) -> Self {
-        let from = (level.left < size).then_some(level);
-        Bucket { size, from, next: None, last: level, low: 0, high: u64::MAX, paced: now, since: None }
-    }
-
-    /// Takes the next level; the time in which one token flows in, if that can be told.
-    fn flow(&mut self, level: Level, span: Duration) -> Option<u64> {
-        self.last = level;
-        if level.left >= self.size {
-            // It may have been full for long: nothing can be said of what flowed in.
-            (self.from, self.next) = (None, None);
-            return None;
-        }
-        let Some(from) = self.from else {
-            self.from = Some(level);
-            return None;
-        };
-        let between = |from_mark: Mark, mark: Mark| {
-            let admitted = mark.admitted.saturating_sub(from_mark.admitted);
-            let refilled = (level.left + admitted).saturating_sub(from.left);
-            let time = mark.at.saturating_since(from_mark.at);
-            (refilled >= FLOW && time >= span).then(|| nanos(time) / refilled)
-        };
-        let flow = between(from.sent, level.sent).zip(between(from.seen, level.seen)).map(|(a, b)| a.max(b));
-        match self.next {
-            None => self.next = Some(level),
-            Some(next) if flow.is_some() && level.sent.at.saturating_since(next.sent.at) >= span => {
-                (self.from, self.next) = (Some(next), Some(level));
-            }
-            Some(_) => {}
-        }
-        flow
-    }
-}
-
-/// Calls sent although the bucket is said to be empty, to see whether it is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Trial {
-    first: u64,
-    left: u64,
-    unserved: u64,
-}
-
-/// What is known of headers in general.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Headers {
-    /// The admission of the call whose reply spoke last.
-    pub(super) told: Time,
-    /// One spoke since the last event.
-    since: bool,
-    /// They explain what was refused: a ceiling learned before is forgotten, once.
-    explain: bool,
-    distrust: Time,
-    trial: Option<Trial>,
-    trial_at: Option<Time>,
-    failed_trials: u32,
 }
 
 impl Control {
@@ -197,7 +86,14 @@ impl Control {
     pub(super) fn held_by_rate(&mut self, now: Time, waiting: usize) -> Option<Time> {
         self.raise_pace(now, waiting);
         let ready = self.pace.as_ref()?.ready();
-        (now < ready && !self.on_trial(now, waiting)).then_some(ready)
+        if now >= ready || self.on_trial(now, waiting) {
+            return None;
+        }
+        if let Some(bucket) = &mut self.bucket {
+            bucket.held = true;
+        }
+        let trial_at = self.headers.trial_at().filter(|at| *at > now);
+        Some(trial_at.map_or(ready, |at| at.min(ready)))
     }
 
     /// A learned pace creeps up, rarely at first, then in doubling steps.
@@ -222,182 +118,6 @@ impl Control {
             e.cost = Duration::ZERO;
             e.admits = 0;
         }
-    }
-
-    /// Whether this call goes although the bucket is said to be empty. Only where the headers make the
-    /// provider far slower than it was seen to be, and as rarely as other probes.
-    fn on_trial(&mut self, now: Time, waiting: usize) -> bool {
-        let (Some(p), Some(latency)) = (&self.pace, self.latency) else { return false };
-        if let Some(trial) = &mut self.headers.trial {
-            let more = trial.left > 0;
-            trial.left = trial.left.saturating_sub(1);
-            return more;
-        }
-        let slow = p.gap.saturating_mul(u64::from(self.proven)) > nanos(latency).saturating_mul(4);
-        if p.source != Source::Told || !slow || waiting == 0 {
-            return false;
-        }
-        let cost = self.event.map_or(self.set.bare, |e| e.cost.max(self.set.bare));
-        let rest = cost.saturating_mul(self.set.probe_gap << self.headers.failed_trials.min(8));
-        if now < *self.headers.trial_at.get_or_insert(now.saturating_add(rest)) {
-            return false;
-        }
-        // More than it says is left, by more than rounding hides.
-        let calls = self.bucket.map_or(0, |bucket| bucket.last.left.min(bucket.size / 8)) + 3;
-        self.headers.trial = Some(Trial { first: self.admitted + 1, left: calls - 1, unserved: calls });
-        true
-    }
-
-    /// A call of a trial was served.
-    pub(super) fn trial_served(&mut self, now: Time, call: Admitted) {
-        if let Some(trial) = self.headers.trial.as_mut().filter(|trial| call.nth >= trial.first) {
-            trial.unserved -= 1;
-            if trial.unserved == 0 {
-                self.disbelieve(now);
-            }
-        }
-    }
-
-    /// It ended without a verdict.
-    pub(super) fn trial_lost(&mut self, call: Admitted) {
-        if self.headers.trial.is_some_and(|trial| call.nth >= trial.first) {
-            self.headers.trial = None;
-            self.headers.trial_at = None;
-        }
-    }
-
-    fn trial_refused(&mut self, call: Admitted) {
-        if self.headers.trial.is_some_and(|trial| call.nth >= trial.first) {
-            self.headers.trial = None;
-            self.headers.trial_at = None;
-            self.headers.failed_trials += 1;
-        }
-    }
-
-    /// The headers speak of something else.
-    fn disbelieve(&mut self, now: Time) {
-        self.headers = Headers { distrust: now.saturating_add(DISTRUST), ..Headers::default() };
-        self.bucket = None;
-        self.pace = self.set.rate.map(|rate| Pace::configured(rate.every));
-    }
-
-    /// The reply of `call` told the level of a bucket.
-    pub(super) fn on_headers(&mut self, now: Time, call: Admitted, busy: u32, h: LimitHeaders) {
-        // The call that left last knows best.
-        if h.limit == 0 || call.at < self.headers.told || now < self.headers.distrust {
-            return;
-        }
-        self.headers.told = call.at;
-        self.headers.since = true;
-        let left = h.remaining.min(h.limit);
-        let used = h.limit - left;
-        // "remaining" is whole tokens, so what is missing is in (used - 1, used]
-        let low = nanos(h.reset.saturating_sub(h.resolution)).checked_div(used).unwrap_or(0);
-        let high = nanos(h.reset).checked_div(used.saturating_sub(1)).unwrap_or(u64::MAX);
-        let latency = self.latency.unwrap_or(WINDOW);
-        let refill = nanos(latency.saturating_mul(3)).checked_div(low).unwrap_or(u64::MAX);
-        let crowd = h.limit.saturating_add(refill).saturating_add(2);
-        // A quota that has just fallen still serves what came before.
-        let settled =
-            self.bucket.is_none_or(|b| b.size == h.limit && b.since.is_none_or(|since| call.at > since));
-        if settled && u64::from(call.rank) > crowd && call.stamp == self.stamp {
-            return self.disbelieve(now);
-        }
-        let old = self.pace.filter(|p| p.source == Source::Told).map(|p| p.gap);
-        let nth = if call.nth > 0 { call.nth } else { self.admitted };
-        let level = Level {
-            left,
-            sent: Mark { at: call.at, admitted: nth },
-            seen: Mark { at: now, admitted: self.admitted },
-        };
-        let (mut flow, mut scaled) = (None, None);
-        match &mut self.bucket {
-            Some(bucket) if bucket.size == h.limit => flow = bucket.flow(level, latency.max(WINDOW)),
-            other => {
-                // As a rule it is the same window with another share.
-                scaled = other.as_ref().and_then(|b| old.map(|gap| gap.saturating_mul(b.size) / h.limit));
-                let since = other.as_ref().map(|_| now);
-                *other = Some(Bucket { since, ..Bucket::new(h.limit, level, now) });
-            }
-        }
-        // All resets that were told finely bound it; one that contradicts them tells that it changed.
-        let (mut bounds, mut changed) = (None, scaled.is_some());
-        if let Some(bucket) = self.bucket.as_mut().filter(|_| low > 0) {
-            if low > bucket.high.saturating_add(bucket.high / 8) || high < bucket.low - bucket.low / 8 {
-                (bucket.low, bucket.high, changed) = (0, u64::MAX, true);
-            }
-            (bucket.low, bucket.high) = (bucket.low.max(low), bucket.high.min(high).max(low));
-            bounds = Some((bucket.low, bucket.high));
-        }
-        let (gap, fresh) = match (old.filter(|_| !changed || bounds.is_none()), bounds) {
-            (Some(gap), Some((low, high))) => (gap.clamp(low, high), false),
-            (None, Some((low, high))) => (low.midpoint(high.min(low.saturating_mul(2))), true),
-            (Some(gap), None) => (scaled.or(flow).unwrap_or(gap), changed),
-            (None, None) => match flow {
-                Some(flow) if h.limit >= 8 => (flow, true),
-                // A few tokens are rounding.
-                None if used >= h.limit.div_ceil(2) && h.limit >= 8 => (high, true),
-                _ => return,
-            },
-        };
-        let fine = self.bucket.is_some_and(|bucket| bucket.low > 0);
-        let gap = match flow {
-            Some(flow) if gap > flow.saturating_add(flow / 4) => flow,
-            _ => gap,
-        };
-        // Never more in hand than the server says was left at that call's admission, nor less than what
-        // was left less what may have been sent since; when this bucket is new to us, less what is in
-        // flight.
-        let since = if call.nth > 0 { self.admitted.saturating_sub(call.nth) } else { busy.into() };
-        let least = after(call.at, gap, used);
-        let most = after(call.at, gap, used.saturating_add(since)).max(after(now, gap, used));
-        let mut tat = match self.pace {
-            Some(p) if !fresh => p.at_gap(now, gap).max(least),
-            _ => after(now, gap, used.saturating_add(busy.into())),
-        };
-        let short = nanos(tat.saturating_since(most)) / gap.max(1);
-        tat = tat.min(most);
-        let mut gap = gap;
-        if let Some(bucket) = &mut self.bucket {
-            if fresh {
-                bucket.paced = now;
-            } else if short >= h.limit.div_ceil(2)
-                && used <= h.limit / 4
-                && gap > bucket.low
-                && call.at > bucket.paced
-            {
-                // By half a bucket fuller than it would be at this pace.
-                *bucket = Bucket { low: bucket.low, since: bucket.since, ..Bucket::new(h.limit, level, now) };
-                gap = (gap / 2).max(bucket.low);
-            }
-        }
-        let gap = gap.max(self.set.rate.map_or(1, |rate| nanos(rate.every)));
-        if !self.headers.explain && used >= h.limit.div_ceil(4) {
-            // what was refused before is explained now
-            self.headers.explain = true;
-            self.limit = self.set.max;
-            self.cap = self.limit.unwrap_or(self.cap);
-            self.contradictions = 0;
-        }
-        // one token is kept back for what rounding hides, and some where the rate is less certain
-        let burst = h.limit.saturating_sub(1 + if fine { 0 } else { h.limit / 16 });
-        self.pace = Some(Pace::new(gap, burst, tat, Source::Told));
-    }
-
-    /// Refused though headers tell the rate. True if the rate cannot be the reason.
-    pub(super) fn told_rate_refused(&mut self, now: Time, call: Admitted) -> bool {
-        self.trial_refused(call);
-        let known = std::mem::replace(&mut self.headers.since, false);
-        let open = self.pause.max(now);
-        let Some(p) = &mut self.pace else { return true };
-        if known && p.in_hand(now) > 1 + p.burst / 4 {
-            return true;
-        }
-        p.drain(now, open);
-        if let Some(bucket) = &mut self.bucket {
-            (bucket.from, bucket.next) = (None, None);
-        }
-        false
     }
 
     /// Refused for the rate: between two refusals the bucket was emptied once.

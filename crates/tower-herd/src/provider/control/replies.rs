@@ -88,12 +88,10 @@ impl Control {
             cost.min(PAUSE_MAX)
         };
         if same {
-            if let Some(l) = self.limit {
-                if served >= 1 && served < l && self.pace.is_none() {
-                    let s = served.max(self.set.floor);
-                    self.limit = Some(s);
-                    self.cap = self.cap.min(s);
-                }
+            if self.limit.is_some_and(|l| served >= 1 && served < l && self.pace.is_none()) {
+                let s = served.max(self.set.floor);
+                self.limit = Some(s);
+                self.cap = self.cap.min(s);
             }
             self.probe_at = self.probe_at.max(self.pause.saturating_add(self.gap(cost)));
             return;
