@@ -252,7 +252,8 @@ impl Control {
                 (bucket.low, bucket.high, changed) = (0, u64::MAX, true);
             }
             if low > 0 {
-                (bucket.low, bucket.high) = (bucket.low.max(low), bucket.high.min(high).max(low));
+                bucket.low = bucket.low.max(low);
+                bucket.high = bucket.high.min(high).max(bucket.low);
             }
             bounds = (bucket.low > 0).then_some((bucket.low, bucket.high));
         }
