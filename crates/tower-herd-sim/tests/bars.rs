@@ -140,7 +140,7 @@ fn equal_hint(handles: &str, most: u64) {
         let made = run(&settings, &TowerHerd, seed).unwrap();
         assert_eq!((made.done(), made.stats().early_calls), (1000, 0), "{handles} seed {seed}");
         let hint = settings.hint.unwrap();
-        let bound = hint.mul_f64(1.5) + Duration::from_secs(5);
+        let bound = hint * 3 / 2 + Duration::from_secs(5);
         assert!(made.elapsed <= bound, "{handles} seed {seed}: the last at {:?}", made.elapsed);
         let calls = made.rungs[0].records.iter();
         let again: Vec<_> = calls.map(|call| call.arrival).filter(|at| *at >= hint).collect();
