@@ -75,10 +75,13 @@ async fn litellm_38968_the_failed_rung_is_not_asked_again_for_want_of_another() 
             let other = if state == "failing" { 500 } else { 200 };
             let mut sides = vec![];
             for affinity in 0..8 {
-                let ladder = ladder()
-                    .in_tier(0, 5, Script::always(answer(502)))
-                    .in_tier(tier, 1, Script::always(answer(other).after(secs(9))));
-                let busy = tokio::spawn(rung(&ladder.providers[1], ladder.scripts[1].clone()).oneshot(request(99)));
+                let ladder = ladder().in_tier(0, 5, Script::always(answer(502))).in_tier(
+                    tier,
+                    1,
+                    Script::always(answer(other).after(secs(9))),
+                );
+                let busy =
+                    tokio::spawn(rung(&ladder.providers[1], ladder.scripts[1].clone()).oneshot(request(99)));
                 if state == "full" {
                     tokio::task::yield_now().await;
                 } else {
@@ -103,7 +106,9 @@ async fn litellm_38968_the_failed_rung_is_not_asked_again_for_want_of_another() 
 // superagent-ai/superagent#1145, iOfficeAI/AionUi#2782: every short 429 jumped, and burnt the spare rung and its keys.
 #[tokio::test(start_paused = true)]
 async fn superagent_1145_aionui_2782_a_short_wait_is_waited_in_place() {
-    for (reply, stays) in [(hint(1), true), (hint(2), true), (answer(429), true), (hint(3), false), (hint(60), false)] {
+    for (reply, stays) in
+        [(hint(1), true), (hint(2), true), (answer(429), true), (hint(3), false), (hint(60), false)]
+    {
         let ladder = ladder().then(first(reply.clone())).reply(answer(200));
         let start = Instant::now();
         let done = ladder.stack().oneshot(request(1)).await.unwrap();
@@ -128,7 +133,8 @@ async fn teamclaude_84_309_thirty_go_over_in_a_line_and_come_back() {
         Script::always(answer(200).after(secs(1))),
     ];
     let providers = [fleet.provider("one"), fleet.provider("two")];
-    let rungs = (0..2).map(|i| Rung::new(&providers[i], rung(&providers[i], scripts[i].clone())).tier(i as u32));
+    let rungs =
+        (0..2).map(|i| Rung::new(&providers[i], rung(&providers[i], scripts[i].clone())).tier(i as u32));
     let service = retrying(Boxed::new(HashedFailover::new(rungs).unwrap()));
     let calls: Vec<_> = (0..30).map(|i| tokio::spawn(service.clone().oneshot(until(i, secs(300))))).collect();
     for call in calls {
@@ -205,8 +211,7 @@ async fn litellm_32574_each_failure_of_a_request_is_recorded_where_it_happened()
     let start = Instant::now();
     assert_eq!(ladder.stack().oneshot(request(1)).await.unwrap().status(), 200);
     let seen = std::mem::take(&mut *log.0.lock().unwrap());
-    let expected =
-        [("rung-0", Kind::Throttled), ("rung-1", Kind::Throttled), ("rung-2", Kind::Failed)];
+    let expected = [("rung-0", Kind::Throttled), ("rung-1", Kind::Throttled), ("rung-2", Kind::Failed)];
     assert_eq!(seen, expected.map(|(name, kind)| (name.to_owned(), kind)));
     let paused: Vec<_> = ladder.providers.iter().map(|p| p.paused_until().map(|(at, _)| at)).collect();
     assert_eq!(paused, [Some(start + secs(40)), Some(start + secs(50)), None, None]);
@@ -323,7 +328,8 @@ async fn teamclaude_309_the_other_models_of_an_account_go_on() {
     let models = ["large", "small"].map(|name| account.scope(name));
     for limited in [hint(60), answer(429)] {
         let scripts = [Script::always(limited.clone()), Script::always(answer(200))];
-        let rungs = (0..2).map(|i| Rung::new(&models[i], rung(&models[i], scripts[i].clone())).tier(i as u32));
+        let rungs =
+            (0..2).map(|i| Rung::new(&models[i], rung(&models[i], scripts[i].clone())).tier(i as u32));
         let service = retrying(Boxed::new(HashedFailover::new(rungs).unwrap()));
         let start = Instant::now();
         assert_eq!(service.oneshot(request(1)).await.unwrap().status(), 200);
@@ -341,7 +347,8 @@ async fn llm_gateway_2709_letta_code_1130_a_hollow_answer_goes_on_if_the_caller_
     let nobody: Judge = |_| None;
     let failed: Judge = |body| (body == b"[]").then(|| Signal::new(Kind::Failed));
     let empty: Judge = |body| (body == b"[]").then(|| Signal::new(Kind::Empty));
-    for (judge, expected, spent) in [(nobody, vec![1, 0], 0), (failed, vec![1, 1], 1), (empty, vec![1, 1], 0)] {
+    for (judge, expected, spent) in [(nobody, vec![1, 0], 0), (failed, vec![1, 1], 1), (empty, vec![1, 1], 0)]
+    {
         let fleet = Fleet::local();
         let scripts = [answer(200).body("[]"), answer(200).body("[1]")].map(Script::always);
         let rungs = scripts.iter().enumerate().map(|(i, script)| {
@@ -363,8 +370,7 @@ async fn llm_gateway_2709_letta_code_1130_a_hollow_answer_goes_on_if_the_caller_
 // BerriAI/litellm#16092: a drained account answers 400, and kept on receiving traffic.
 #[tokio::test(start_paused = true)]
 async fn litellm_16092_a_drained_account_is_asked_once() {
-    let drained =
-        r#"{"type":"error","error":{"type":"invalid_request_error","message":"Your credit balance is too low to access the Anthropic API."}}"#;
+    let drained = r#"{"type":"error","error":{"type":"invalid_request_error","message":"Your credit balance is too low to access the Anthropic API."}}"#;
     let fleet = Fleet::local();
     let scripts = [answer(400).body(drained), answer(200)].map(Script::always);
     let providers = [fleet.provider("drained"), fleet.provider("other")];

@@ -105,7 +105,12 @@ async fn litellm_20256_28160_30020_1477_27955_dropped_at_each_await_point() {
     for (what, script) in [
         ("served", Script::always(answer(200).after(ms(20)))),
         ("at fault", Script::always(answer(400).after(ms(20)))),
-        ("throttled, then served", Script::new(|nth, _| if nth % 2 == 0 { answer(429).header("retry-after", 2) } else { answer(200) })),
+        (
+            "throttled, then served",
+            Script::new(
+                |nth, _| if nth % 2 == 0 { answer(429).header("retry-after", 2) } else { answer(200) },
+            ),
+        ),
         ("failing", Script::always(answer(500).after(ms(20)))),
     ] {
         for gates in ["gates", "ladder"] {
@@ -126,7 +131,8 @@ async fn litellm_20256_28160_30020_1477_27955_dropped_at_each_await_point() {
                 for call in calls {
                     call.await.unwrap();
                 }
-                let held = (provider.in_flight(), provider.waiting(), script.in_flight.load(Ordering::SeqCst));
+                let held =
+                    (provider.in_flight(), provider.waiting(), script.in_flight.load(Ordering::SeqCst));
                 assert_eq!(held, (0, 0, 0), "{what}, {gates}, dropped after {polls} polls");
             }
             whole(&provider, what).await;
@@ -184,12 +190,16 @@ async fn litellm_17323_streams_and_plain_bodies_give_their_slot_back_at_their_en
             assert_eq!(provider.in_flight(), 1, "the stream runs");
             let mut body = Box::pin(reply.into_body());
             match drop_after {
-                None => while body.as_mut().frame().await.is_some() {
-                    assert_eq!(provider.in_flight(), 1);
-                },
-                Some(frames) => for _ in 0..frames {
-                    body.frame().await;
-                },
+                None => {
+                    while body.as_mut().frame().await.is_some() {
+                        assert_eq!(provider.in_flight(), 1);
+                    }
+                }
+                Some(frames) => {
+                    for _ in 0..frames {
+                        body.frame().await;
+                    }
+                }
             }
             drop(body);
             assert_eq!(provider.in_flight(), 0, "{chunks} chunks, dropped after {drop_after:?}");
@@ -223,7 +233,9 @@ async fn litellm_40291_three_instances_share_one_limit() {
 async fn vector_26123_the_sleep_between_attempts_is_not_latency() {
     let provider = provider(1);
     let script =
-        Script::new(|nth, _| if nth % 2 == 0 { answer(500).after(ms(100)) } else { answer(200).after(ms(100)) });
+        Script::new(
+            |nth, _| if nth % 2 == 0 { answer(500).after(ms(100)) } else { answer(200).after(ms(100)) },
+        );
     let layer = JitteredRetryLayer::new().budget(tower_herd::retry::Unlimited).seed(1).base(secs(20));
     let service = layer.layer(rung(&provider, script.clone()));
     let mut slept = Duration::ZERO;
@@ -249,7 +261,9 @@ async fn vector_26123_the_sleep_between_attempts_is_not_latency() {
 // PrefectHQ/prefect#20251: a slot was held, or lost, while a run waited for its retry.
 #[tokio::test(start_paused = true)]
 async fn prefect_20251_no_slot_is_held_between_attempts() {
-    for reply in [answer(429).header("retry-after-ms", 300), answer(500), answer(503).header("retry-after", 1)] {
+    for reply in
+        [answer(429).header("retry-after-ms", 300), answer(500), answer(503).header("retry-after", 1)]
+    {
         let provider = provider(1);
         let script = Script::new(move |nth, _| if nth == 0 { reply.clone() } else { answer(200) });
         let service = retrying(rung(&provider, script.clone()));
@@ -265,9 +279,7 @@ async fn prefect_20251_no_slot_is_held_between_attempts() {
 #[tokio::test(start_paused = true)]
 async fn resilience4j_1177_a_hundred_429s_at_once_are_one_cut() {
     let fleet = Fleet::local();
-    let set = |name: &str| {
-        fleet.configure(name, ProviderSettings::new().ceiling(120).aborts(true)).unwrap()
-    };
+    let set = |name: &str| fleet.configure(name, ProviderSettings::new().ceiling(120).aborts(true)).unwrap();
     let (here, there) = (set("here"), set("there"));
     // 20 are served, 100 refused.
     let busy = Arc::new(AtomicUsize::new(0));
@@ -296,7 +308,11 @@ async fn resilience4j_1177_a_hundred_429s_at_once_are_one_cut() {
         refused += u32::from(status(call.await.unwrap().map(|reply| reply.map(|_| String::new()))) == 429);
     }
     assert!(refused > 0 && u64::from(refused) == here.throttled());
-    assert!((16..=24).contains(&here.ceiling()), "what was served, and not a 2^-{refused}th: {}", here.ceiling());
+    assert!(
+        (16..=24).contains(&here.ceiling()),
+        "what was served, and not a 2^-{refused}th: {}",
+        here.ceiling()
+    );
     assert_eq!((there.ceiling(), there.paused_until()), (120, None), "that provider only");
 }
 
@@ -321,7 +337,8 @@ async fn resilience4j_1177_however_long_it_says_429_one_slot_is_left_and_the_oth
         assert!(provider.ceiling() >= 1, "round {round}");
     }
     sick.store(false, Ordering::SeqCst);
-    let calls: Vec<_> = (0..2000).map(|i| tokio::spawn(service.clone().oneshot(until(i, secs(600))))).collect();
+    let calls: Vec<_> =
+        (0..2000).map(|i| tokio::spawn(service.clone().oneshot(until(i, secs(600))))).collect();
     let start = Instant::now();
     for call in calls {
         assert_eq!(status(call.await.unwrap()), 200);

@@ -29,7 +29,11 @@ async fn second_call(reply: Answer) -> u64 {
 async fn what_the_reply_says_is_how_long_nobody_calls() {
     let throttled = || answer(429);
     for (report, reply, expected) in [
-        ("openai/openai-python#937: only a reset header", throttled().header("x-rate-limit-reset-tokens", 55), 55_000),
+        (
+            "openai/openai-python#937: only a reset header",
+            throttled().header("x-rate-limit-reset-tokens", 55),
+            55_000,
+        ),
         // Not a hint, and not a loop without sleep either: our own second.
         (
             "openai/openai-dotnet#838: sentinels",
@@ -40,25 +44,40 @@ async fn what_the_reply_says_is_how_long_nobody_calls() {
         ("the same: milliseconds", throttled().header("x-ms-retry-after-ms", 5000), 5000),
         (
             "twilight-rs/twilight#787, discord/discord-api-docs#4722: seconds with a fraction",
-            throttled().header("x-ratelimit-global", true).header("x-ratelimit-reset-after", "64.57").header("x-ratelimit-remaining", 0),
+            throttled()
+                .header("x-ratelimit-global", true)
+                .header("x-ratelimit-reset-after", "64.57")
+                .header("x-ratelimit-remaining", 0),
             64_570,
         ),
-        ("openai/openai-java#853: a negative wait is none, our own second", throttled().header("retry-after", -5), 1000),
+        (
+            "openai/openai-java#853: a negative wait is none, our own second",
+            throttled().header("retry-after", -5),
+            1000,
+        ),
         (
             "curl/curl#15833, block/goose#9161: a past date is zero",
-            throttled().header("date", "Tue, 14 Nov 2023 22:13:20 GMT").header("retry-after", "Tue, 14 Nov 2023 22:13:10 GMT"),
+            throttled()
+                .header("date", "Tue, 14 Nov 2023 22:13:20 GMT")
+                .header("retry-after", "Tue, 14 Nov 2023 22:13:10 GMT"),
             0,
         ),
         (
             "will-ockmore/httpx-retries#13: by the server's own clock",
-            throttled().header("date", "Tue, 14 Nov 2023 23:13:20 GMT").header("retry-after", "Tue, 14 Nov 2023 23:13:30 GMT"),
+            throttled()
+                .header("date", "Tue, 14 Nov 2023 23:13:20 GMT")
+                .header("retry-after", "Tue, 14 Nov 2023 23:13:30 GMT"),
             10_000,
         ),
         ("openai/openai-python#3555: more than a minute", throttled().header("retry-after", 61), 61_000),
         ("urllib3/urllib3#1338: an hour", throttled().header("retry-after", 299), 299_000),
         ("apache/iggy#4168: on a 503 too", answer(503).header("retry-after", 9), 9000),
         ("apache/iggy#4168: a 503 that names no wait pauses nobody", answer(503), 0),
-        ("brandur/redis-cell#58: a part of a second counts", throttled().header("retry-after-ms", 7001), 7001),
+        (
+            "brandur/redis-cell#58: a part of a second counts",
+            throttled().header("retry-after-ms", 7001),
+            7001,
+        ),
     ] {
         let came = second_call(reply).await;
         assert!((expected..expected + 5).contains(&came), "{report}: {came} and not {expected} ms");
@@ -82,7 +101,11 @@ async fn urllib3_3743_1338_a_wait_beyond_reason_is_capped_told_and_not_slept() {
             let service = retrying(rung(&provider, script.clone()));
             let start = Instant::now();
             let reply = service.clone().oneshot(until(1, secs(60))).await.unwrap();
-            assert_eq!((reply.status().as_u16(), start.elapsed()), (status, Duration::ZERO), "{value}: at once");
+            assert_eq!(
+                (reply.status().as_u16(), start.elapsed()),
+                (status, Duration::ZERO),
+                "{value}: at once"
+            );
             let exhausted = reply.extensions().get::<Exhausted>().expect("stamped");
             assert!(exhausted.retry_at.is_some_and(|at| at >= start + held), "{value}: {exhausted:?}");
             let (until_, _) = provider.paused_until().unwrap_or_else(|| panic!("{value} {status}"));
@@ -199,9 +222,7 @@ async fn bifrost_6971_openhuman_6504_vercel_ai_5018_the_hint_holds_for_who_sends
 // ssmanji89/toast-pos-mcp#25: a global limit, learned at one location, did not stop the others.
 #[tokio::test(start_paused = true)]
 async fn toast_25_a_global_limit_stops_all_scopes_and_one_of_a_route_only_that() {
-    for (headers, stops_all) in
-        [(vec![("x-ratelimit-global", "true")], true), (vec![], false)]
-    {
+    for (headers, stops_all) in [(vec![("x-ratelimit-global", "true")], true), (vec![], false)] {
         let provider = Fleet::local().provider("api");
         let [here, there] = ["location-1", "location-2"].map(|name| provider.scope(name));
         let mut limited = answer(429).header("retry-after", 30);
@@ -212,7 +233,10 @@ async fn toast_25_a_global_limit_stops_all_scopes_and_one_of_a_route_only_that()
         rung(&here, script.clone()).oneshot(request(1)).await.unwrap();
         let start = Instant::now();
         assert!(here.paused_until().is_some());
-        assert_eq!((there.paused_until().is_some(), provider.paused_until().is_some()), (stops_all, stops_all));
+        assert_eq!(
+            (there.paused_until().is_some(), provider.paused_until().is_some()),
+            (stops_all, stops_all)
+        );
         rung(&there, script.clone()).oneshot(request(2)).await.unwrap();
         assert_eq!(start.elapsed() >= secs(30), stops_all);
         // Another account is another provider, and hears of nothing.
@@ -249,7 +273,8 @@ async fn hermes_agent_109234_whoever_waited_at_the_gate_comes_back_as_a_line() {
 // Forty processes with a pause each and a retry layer each; told the same wait within a second.
 #[tokio::test(start_paused = true)]
 async fn orch_329_processes_that_know_nothing_of_each_other_recover_at_different_instants() {
-    let script = Script::new(|nth, _| if nth < 40 { answer(429).header("retry-after", 30) } else { answer(200) });
+    let script =
+        Script::new(|nth, _| if nth < 40 { answer(429).header("retry-after", 30) } else { answer(200) });
     let start = Instant::now();
     let all: Vec<_> = (0..40)
         .map(|i| {

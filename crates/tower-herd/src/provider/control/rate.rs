@@ -19,6 +19,9 @@ pub(super) enum Source {
     Suspected,
 }
 
+/// A pause up to this is worth a better estimate of the rate.
+const CHEAP: Duration = Duration::from_secs(2);
+
 /// Pacing by rate (a GCRA: `tat` is the theoretical arrival time).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -30,11 +33,22 @@ pub(super) struct Pace {
     before: Option<u64>,
     step: u64,
     raise_at: Time,
+    /// No more than a lower bound: raised at once, and not only when a probe is due.
+    loose: bool,
 }
 
 impl Pace {
     pub(super) fn new(gap: u64, burst: u64, tat: Time, source: Source) -> Self {
-        Pace { gap: gap.max(1), burst: burst.max(1), tat, source, before: None, step: 5, raise_at: tat }
+        Pace {
+            gap: gap.max(1),
+            burst: burst.max(1),
+            tat,
+            source,
+            before: None,
+            step: 5,
+            raise_at: tat,
+            loose: false,
+        }
     }
 
     /// A second's worth at most in one burst: minutes are often counted by the second.
@@ -105,7 +119,7 @@ impl Control {
             Source::Suspected => now < p.ready(),
             Source::Configured | Source::Told => false,
         };
-        if !learned || waiting == 0 || now < self.probe_at || now < p.raise_at {
+        if !learned || waiting == 0 || (now < self.probe_at && !p.loose) || now < p.raise_at {
             return;
         }
         p.before = Some(p.gap);
@@ -127,6 +141,10 @@ impl Control {
         let mut time = sent.saturating_since(e.sent);
         // what refills in a pause is taken to be worth a second at most
         time = time.saturating_sub(e.cost.saturating_sub(WINDOW));
+        // A small bucket is full again long before a pause ends, and what overflows is not seen: where the
+        // pause outweighs the time in use, the rate may be far higher. To find out costs one more pause.
+        let idle = e.cost.min(WINDOW);
+        let loose = self.pace.is_none() && e.cost <= CHEAP && idle > time.saturating_sub(idle);
         let seen = (nanos(time) / accepted).max(1);
         let seen = seen.saturating_add(seen / 32);
         let (gap, missed) = match self.pace {
@@ -144,12 +162,12 @@ impl Control {
         let sure = self.pace.is_some_and(|p| p.source == Source::Learned);
         if sure || self.contradictions >= CONTRADICTIONS {
             self.contradictions = 0;
-            self.pace = Some(Pace::new(gap, 1, now, Source::Learned));
+            self.pace = Some(Pace { loose, ..Pace::new(gap, 1, now, Source::Learned) });
             // the ceiling only guards: what the rate needs, and as much again
             self.limit = self.set.max;
             self.cap = self.set.max.unwrap_or(self.cap.max(self.set.start));
         } else {
-            self.pace = Some(Pace::new(gap, 1, now, Source::Suspected));
+            self.pace = Some(Pace { loose, ..Pace::new(gap, 1, now, Source::Suspected) });
         }
     }
 }
