@@ -275,7 +275,7 @@ async fn prefect_20251_no_slot_is_held_between_attempts() {
 }
 
 // resilience4j/resilience4j#1177: a hundred 429s halved the limit a hundred times. matsonj/eval-connections#14,
-// llm-d-incubation/llm-d-batch-gateway#394, gardener/cc-utils#1704: a fixed number of calls met 429s and never became less.
+// llm-d-batch-gateway#394, gardener/cc-utils#1704: a fixed number of calls met 429s and never became less.
 #[tokio::test(start_paused = true)]
 async fn resilience4j_1177_a_hundred_429s_at_once_are_one_cut() {
     let fleet = Fleet::local();

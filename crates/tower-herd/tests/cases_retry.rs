@@ -229,3 +229,105 @@ async fn reqwest_middleware_44_what_cannot_be_replayed_is_sent_once() {
         assert_eq!(start.elapsed().is_zero(), sent == 1, "nobody waits in vain");
     }
 }
+
+// llm-exe/llm-exe#797: the client's timeout does not stop the generation, and to send again bills twice.
+#[tokio::test(start_paused = true)]
+async fn llm_exe_797_a_timeout_after_the_send_may_have_been_billed() {
+    use tower_herd::AttemptTimeoutLayer;
+    for (safety, calls) in [(Safety::Once, 1), (Safety::Keyed, 2), (Safety::Costly, 2), (Safety::Safe, 2)] {
+        let (service, seen) = provider([Slow(200, S(100)), Status(200)]);
+        let layer = JitteredRetryLayer::new().budget(Unlimited).seed(1);
+        let inner = AttemptTimeoutLayer::default().layer(service);
+        let mut request = of(&Task::new(1).deadline_in(S(300)), post());
+        request.extensions_mut().insert(safety);
+        let reply = layer.layer(inner).oneshot(request).await;
+        assert_eq!((seen.count(), reply.is_ok()), (calls, calls == 2), "{safety:?}");
+    }
+}
+
+// Growth-Circle/cadis#412, BerriAI/litellm#32835, zirkelc/ai-retry#51: a part of one answer, and then another answer
+// behind it. (What may be said again before the first content belongs to the streams.)
+#[tokio::test(start_paused = true)]
+async fn cadis_412_litellm_32835_ai_retry_51_nothing_is_sent_again_once_the_reply_is_out() {
+    use http_body_util::{BodyExt as _, StreamBody};
+    let calls = Arc::new(Mutex::new(0));
+    let counted = calls.clone();
+    let service = tower::service_fn(move |_: Request| {
+        *counted.lock().unwrap() += 1;
+        let frames: [Result<http_body::Frame<Bytes>, BoxError>; 2] =
+            [Ok(http_body::Frame::data(Bytes::from("half an ans"))), Err("connection reset".into())];
+        async { Ok::<_, BoxError>(http::Response::new(StreamBody::new(futures_util::stream::iter(frames)))) }
+    });
+    let layer = JitteredRetryLayer::new().budget(Unlimited);
+    let mut body = layer.layer(service).oneshot(get()).await.unwrap().into_body();
+    assert!(body.frame().await.unwrap().is_ok());
+    assert!(body.frame().await.unwrap().is_err(), "it is the caller's to see");
+    assert!(body.frame().await.is_none());
+    assert_eq!(*calls.lock().unwrap(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn amplification_of_the_vectors() {
+    let vectors: serde_json::Value = serde_json::from_str(include_str!("vectors/budget.json")).unwrap();
+    let cases = vectors["amplification"]["cases"].as_array().unwrap();
+    for case in cases {
+        let number = |key: &str| u32::try_from(case[key].as_u64().unwrap()).unwrap();
+        let (attempts, layers) = (number("attempts"), number("layers"));
+        assert_eq!(u64::from(attempts.pow(layers)), case["unbounded"].as_u64().unwrap());
+        let nest = vec![attempts; layers as usize];
+        for failure in [Status(500), Error("timed out", S(0))] {
+            let (_, calls) = nested(&nest, [failure.clone()]).await;
+            assert!(calls <= attempts as usize, "{case}: {calls} with {failure:?}");
+        }
+    }
+    for case in vectors["amplification"]["with_budget"].as_array().unwrap() {
+        const N: usize = 3000;
+        let (ratio, layers) = (case["ratio"].as_f64().unwrap(), case["layers"].as_u64().unwrap());
+        let (service, seen) = provider([Error("timed out", S(0))]);
+        let mut stack = tower::util::BoxCloneService::new(service);
+        for _ in 0..layers {
+            let budget = RatioBudget::new(ratio).reserve(0, S(10));
+            stack = tower::util::BoxCloneService::new(retry().attempts(4).budget(budget).layer(stack));
+        }
+        let stack = TaskLayer::new().layer(stack);
+        for _ in 0..N {
+            stack.clone().oneshot(get()).await.unwrap_err();
+            tokio::time::advance(MS(5)).await;
+        }
+        let factor = seen.count() as f64 / N as f64;
+        assert!(factor <= case["at_most"].as_f64().unwrap() && factor > 1.05, "{case}: {factor}");
+    }
+}
+
+/// A new part of a vector file is not passed over in silence: whoever copies it here says what checks it.
+#[test]
+fn every_part_of_the_vectors_is_checked_or_belongs_elsewhere() {
+    let parts = |text: &str| -> Vec<String> {
+        let value: serde_json::Value = serde_json::from_str(text).unwrap();
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    let known = |names: &[&str]| -> Vec<String> {
+        let mut names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        names.sort();
+        names
+    };
+    let mut backoff = parts(include_str!("vectors/backoff.json"));
+    backoff.sort();
+    // The bounds and the spread beside `Backoff`; the herd in retry.rs and in the simulator's scenario
+    // `equal-hint`; the contention in backoff_contention.rs.
+    let expected =
+        ["source", "full_jitter_upper_bounds", "plus_minus", "herd_after_equal_hint", "occ_contention"];
+    assert_eq!(backoff, known(&expected));
+    let mut budget = parts(include_str!("vectors/budget.json"));
+    budget.sort();
+    // Deposits beside `RatioBudget`, amplification above. Adaptive throttling and the token bucket of gRPC
+    // come with the layers that use them.
+    let expected = [
+        "adaptive_throttling",
+        "adaptive_throttling_steady_state",
+        "token_bucket_throttle",
+        "deposit_budget",
+        "amplification",
+    ];
+    assert_eq!(budget, known(&expected));
+}

@@ -1,0 +1,23 @@
+//! `docs/cases.md` names tests: each of them must exist.
+
+use std::{collections::HashMap, path::Path};
+
+#[test]
+fn each_test_that_the_table_of_cases_names_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = std::fs::read_to_string(root.join("docs/cases.md")).unwrap();
+    let mut files: HashMap<String, String> = HashMap::new();
+    let mut named = 0;
+    for (file, test) in table.split('`').skip(1).step_by(2).filter_map(|code| code.split_once("::")) {
+        let path = match file.contains('/') {
+            true => file.to_owned(),
+            false => format!("crates/tower-herd/tests/{file}.rs"),
+        };
+        let text = files.entry(path).or_insert_with_key(|path| {
+            std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+        });
+        assert!(text.contains(&format!("fn {test}(")), "no test {test} in {file}");
+        named += 1;
+    }
+    assert!(named > 100, "{named}");
+}
