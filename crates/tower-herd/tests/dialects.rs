@@ -1,6 +1,8 @@
 //! The shared vectors: an HTTP reply, and the signal it carries.
 #![cfg(feature = "http")]
 
+// Unknown fields are errors here: an expectation that nobody checks must not pass.
+
 use serde::Deserialize;
 use std::{
     collections::BTreeMap,
@@ -9,11 +11,15 @@ use std::{
 use tower_herd::{Classify, Head, HttpClassify, Kind, Pushback, ResendAdvice, Signal};
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Vectors {
+    #[serde(rename = "about")]
+    _about: String,
     cases: Vec<Case>,
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Case {
     name: String,
     status: u16,
@@ -22,9 +28,12 @@ struct Case {
     expect: Expect,
     body: Option<String>,
     needs: String,
+    #[serde(rename = "why")]
+    _why: Option<String>,
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Expect {
     kind: String,
     #[serde(default)]
