@@ -316,6 +316,19 @@ async fn resilience4j_1177_a_hundred_429s_at_once_are_one_cut() {
     assert_eq!((there.ceiling(), there.paused_until()), (120, None), "that provider only");
 }
 
+// Overload cuts by a part of what was in flight: there a hundred cuts would indeed leave nothing.
+#[tokio::test(start_paused = true)]
+async fn resilience4j_1177_a_hundred_replies_of_overload_at_once_are_one_cut() {
+    let provider = provider(100);
+    let script = Script::new(|nth, _| answer(if nth < 100 { 529 } else { 200 }).after(secs(5)));
+    let service = FleetLimitLayer::new(&provider).layer(script.clone());
+    let calls: Vec<_> = (0..100).map(|i| tokio::spawn(service.clone().oneshot(request(i)))).collect();
+    for call in calls {
+        drop(call.await.unwrap().unwrap());
+    }
+    assert_eq!((script.peak.load(Ordering::SeqCst), provider.ceiling()), (100, 75));
+}
+
 #[tokio::test(start_paused = true)]
 async fn resilience4j_1177_however_long_it_says_429_one_slot_is_left_and_the_others_come_back() {
     let provider = Fleet::local().configure("p", ProviderSettings::new().ceiling(50).aborts(true)).unwrap();
