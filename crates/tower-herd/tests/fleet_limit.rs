@@ -255,3 +255,22 @@ async fn requests_a_minute_are_paced() {
         assert!(pair[9] - pair[0] >= 7500, "10 calls from the {i}th on take 9 s, less a burst: {times:?}");
     }
 }
+
+// An estimate that guesses low would send callers away whom a ceiling that is being discovered serves.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_sent_away_while_the_ceiling_is_still_being_discovered() {
+    let provider = Fleet::local().provider("p");
+    let script = Script::always(answer(200).after(secs(1)));
+    let service = FleetLimitLayer::new(&provider).layer(script.clone());
+    service.clone().oneshot(request(0)).await.unwrap().collect().await.unwrap();
+    let calls: Vec<_> = (0..1000)
+        .map(|i| {
+            let mut request = request(i);
+            request.extensions_mut().insert(Task::new(i).deadline_in(secs(30)));
+            tokio::spawn(service.clone().oneshot(request))
+        })
+        .collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap().status(), 200);
+    }
+}

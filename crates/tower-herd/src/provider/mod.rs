@@ -382,6 +382,15 @@ impl Provider {
         outlook.pause.saturating_add(outlook.queue)
     }
 
+    /// How long a call that joins the queue now waits at least.
+    pub(crate) fn least(&self, now: Time) -> Duration {
+        let pause = self.paused_at(now).map_or(Duration::ZERO, |(until, _)| until.saturating_since(now));
+        let after = now.saturating_add(pause);
+        pause.saturating_add(
+            self.core.gate.look(|control, load| control.least_wait(after, load.waiting, load.busy)),
+        )
+    }
+
     /// What a call that joins the queue now has before it.
     pub(crate) fn outlook(&self, now: Time) -> Outlook {
         let pause = self.paused_at(now).map_or(Duration::ZERO, |(until, _)| until.saturating_since(now));

@@ -140,8 +140,7 @@ impl Provider {
 
     /// Refuses at entry what cannot fit, as far as one can tell.
     pub(crate) fn fits(&self, now: Time, wait: &WaitFor) -> Result<(), Refusal> {
-        let at = now.saturating_add(self.estimate(now));
-        if at <= wait.until { Ok(()) } else { Err(self.refusal(now, wait)) }
+        if now.saturating_add(self.least(now)) <= wait.until { Ok(()) } else { Err(self.refusal(now, wait)) }
     }
 
     /// The refusal of somebody who cannot wait any longer.

@@ -57,6 +57,11 @@ impl Pace {
         Pace::new(gap, 1_000_000_000 / gap, Time::ZERO, Source::Configured)
     }
 
+    /// Told by the owner or by the provider, and not guessed from refusals.
+    pub(super) fn is_known(&self) -> bool {
+        matches!(self.source, Source::Configured | Source::Told)
+    }
+
     pub(super) fn ready(&self) -> Time {
         Time::from_nanos(
             self.tat.as_nanos().saturating_sub(self.gap.saturating_mul(self.burst.saturating_sub(1))),

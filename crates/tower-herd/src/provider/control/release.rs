@@ -87,6 +87,26 @@ impl Control {
         }
     }
 
+    /// What a caller waits at least, the pause aside, that has `position` others before it: for who must
+    /// not be sent away on a guess. A ceiling that is still being discovered promises nothing.
+    #[must_use]
+    pub fn least_wait(&self, now: Time, position: usize, busy: u32) -> Duration {
+        let position = u32::try_from(position).unwrap_or(u32::MAX);
+        let mut wait = Duration::ZERO;
+        if let (Some(limit), Some(latency)) = (self.limit, self.latency) {
+            let cap = limit.max(self.cap).max(1);
+            let free = cap.saturating_sub(busy);
+            if position >= free {
+                wait = (latency / cap).saturating_mul((position - free).saturating_add(1));
+            }
+        }
+        if let Some(p) = self.pace.filter(super::Pace::is_known) {
+            let line = Duration::from_nanos(p.gap.saturating_mul(u64::from(position)));
+            wait = wait.max(p.ready().saturating_since(now).saturating_add(line));
+        }
+        wait
+    }
+
     /// About how long a caller waits that has `position` others before it.
     #[must_use]
     pub fn estimate_wait(&self, now: Time, position: usize, busy: u32) -> Duration {
