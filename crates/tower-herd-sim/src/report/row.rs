@@ -50,9 +50,9 @@ impl Row {
         (x * 1000.0).round() / 1000.0
     }
 
-    /// Time over the oracle's time.
+    /// Time over the oracle's time; `None` where tasks were lost, since who gives up early is not fast.
     pub fn against_oracle(&self) -> Option<f64> {
-        self.oracle_seconds.filter(|o| *o > 0.0).map(|o| self.seconds / o)
+        self.oracle_seconds.filter(|o| *o > 0.0 && self.lost == 0).map(|o| self.seconds / o)
     }
 
     /// One line of JSON.
