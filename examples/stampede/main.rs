@@ -91,7 +91,7 @@ fn stampede(options: &Options) -> Result<ExitCode, String> {
     if !options.json {
         results.runs.iter().filter_map(why_lost).for_each(|line| eprintln!("{line}"));
         print(&format!("\n{}\n", report::table(&results.rows)), ExitCode::SUCCESS);
-        print(&format!("{}\n", report::rungs(&results.runs)), ExitCode::SUCCESS);
+        print(&format!("{}\n{}\n\n", report::rungs(&results.runs), report::LEGEND), ExitCode::SUCCESS);
     }
     let html = report::html(&results.runs, &results.rows);
     std::fs::write(&path, html).map_err(|e| unwritable(&path, &e))?;

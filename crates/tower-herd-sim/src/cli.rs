@@ -126,6 +126,7 @@ fn tables(args: &Args, rows: &[Row], first: &[Run]) -> String {
     } else {
         out.push_str(&format!("{}\n{}", report::table(rows), report::rungs(first)));
     }
+    out.push_str(&format!("\n{}\n", report::LEGEND));
     for run in first {
         if let Some(about) = &run.about {
             out.push_str(&format!("\n{}: {about}\n", run.policy));

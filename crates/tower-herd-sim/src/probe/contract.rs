@@ -101,8 +101,7 @@ impl Report {
     /// With all findings, if there are any.
     #[track_caller]
     pub fn assert_kept(&self) {
-        let lines: Vec<String> = self.findings.iter().map(Finding::to_string).collect();
-        assert!(self.kept(), "the Service contract is broken:\n{}", lines.join("\n"));
+        assert!(self.kept(), "{self}");
     }
 
     fn add(&mut self, check: &'static str, script: &'static str, what: String) {
@@ -110,6 +109,17 @@ impl Report {
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
+    }
+}
+
+impl fmt::Display for Report {
+    /// One line a finding.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kept() {
+            return write!(f, "the Service contract is kept ({} trials)", self.trials);
+        }
+        f.write_str("the Service contract is broken:")?;
+        self.findings.iter().try_for_each(|finding| write!(f, "\n{finding}"))
     }
 }
 

@@ -20,4 +20,4 @@ mod table;
 pub use html::html;
 pub use picture::picture;
 pub use row::Row;
-pub use table::{rungs, summary, table};
+pub use table::{LEGEND, rungs, summary, table};

@@ -36,6 +36,18 @@ fn by_rung(map: Option<&std::collections::BTreeMap<String, u64>>) -> String {
     map.map_or_else(|| "-".into(), |m| m.values().map(u64::to_string).collect::<Vec<_>>().join("/"))
 }
 
+/// What the columns of [`table`], [`rungs`] and [`summary`] mean, where their names are short.
+pub const LEGEND: &str = "\
+x task       calls for each task that made one
+oracle       seconds of a policy that knows every limit; ratio: against it, where nothing was lost
+early        calls before an instant that their process had been told (Retry-After)
+dup          executions of a task beyond its first
+peak/100ms   most arrivals in any 100 ms; in flight: most calls served at one time; both by rung
+no conn      refused connections; peak/s: most arrivals in any second
+after pause  most arrivals in any 100 ms of the 2 s after the end of a told wait
+return       the same since the first told wait of any caller ended
+probes       calls during a pause of more than five minutes";
+
 /// One line a row, under a head.
 pub fn table(rows: &[Row]) -> String {
     let head = [
@@ -169,7 +181,8 @@ mod tests {
         let runs = [run(&settings, &Chain::naive(), 1).unwrap(), run(&settings, &Oracle, 1).unwrap()];
         let rows: Vec<Row> = runs.iter().map(|r| r.row(Some(1234.5))).collect();
         for text in [table(&rows), rungs(&runs), summary(&rows)] {
-            assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+            let legend = LEGEND.lines();
+            assert!(text.lines().chain(legend).all(|l| l.chars().count() <= 100), "{text}");
             assert!(text.contains("naive") && text.contains("oracle"));
         }
     }
