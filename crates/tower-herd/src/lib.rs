@@ -70,12 +70,31 @@
 //! seeded a session; [`Fleet::seed`], [`TaskLayer::seed`] and [`JitteredRetryLayer::seed`] fix it.
 //! `tower-herd-sim` has scripted providers and a contract probe for tests of your own.
 //!
+//! # When a stack does not compile
+//!
+//! `service.oneshot(request)` and `service.ready()` only say that "trait bounds were not satisfied", and
+//! not which. Ask for the trait itself, and rustc names the cause: write
+//! `tower::ServiceExt::oneshot(service, request)`.
+//!
+//! | the error says | what to do |
+//! |---|---|
+//! | the request "does not say which task it belongs to" | `impl HasTask for MyRequest {}` ([`HasTask`]) |
+//! | "cannot classify replies of type ..." | give each layer the classifier: `.classify(classify)` ([`classify_fn`]) |
+//! | "expected `Result<Response<_>, _>`", found another reply | [`ClassifyLayer::replies`], `AttemptTimeoutLayer::replies` |
+//! | "cannot be held until the end of a body" | `FleetLimitLayer::until_reply` |
+//! | `Clone` is not implemented for the request or its body, "required for `CloneRequest`" | `.resend(replay(cap, Body::new))` on the layer ([`retry`]) |
+//! | `Clone` is not implemented for the client | a retry and a ladder call it again: give it in a handle that is `Clone`, such as tower's `Buffer` |
+//!
 //! # Features
 //!
 //! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
 //! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
-//! classifier; without it every layer needs a classifier of its own ([`classify_fn`]). `hyper-util` knows
-//! the connect errors of hyper-util's client, `metrics` counts, `serde` loads settings.
+//! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
+//!
+//! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which
+//! prove that nothing was executed, so that even an unkeyed POST may be sent again (without it only a
+//! refused connection proves so much, not a name that does not resolve, nor a failed TLS handshake);
+//! `metrics` counts; `serde` loads settings.
 //!
 //! # Choices of dependencies
 //!

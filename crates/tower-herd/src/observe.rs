@@ -2,7 +2,7 @@
 //!
 //! Every decision that departs from the happy path is an [`Event`], handed to the [`Observe`]r of
 //! the [`Fleet`](crate::Fleet). The default one, [`Trace`], emits `tracing` events (target
-//! `tower_herd`); with the feature `metrics`, [`Meter`] counts them too. An event borrows what it
+//! `tower_herd`); with the feature `metrics`, `Meter` counts them too. An event borrows what it
 //! tells and is built only after [`Observe::enabled`] said yes.
 //!
 //! | event | `tracing` name | level | counter |

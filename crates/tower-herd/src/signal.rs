@@ -5,6 +5,8 @@
 //! its [`Kind`] says which way to go, [`Pushback`] what the server asked for, [`Executed`] whether
 //! the request may have taken effect, [`ResendAdvice`] what the reply says about sending it again.
 //!
+//! The last column is for a circuit breaker: this crate has none, and one of yours should count so.
+//!
 //! | kind | sent again here | next rung | ceiling | breaker |
 //! |---|---|---|---|---|
 //! | [`Success`](Kind::Success) | - | - | may grow | success |

@@ -8,8 +8,7 @@
 //!
 //! **Where it stands**: innermost, below [`ClassifyLayer`](crate::ClassifyLayer). The sensor then
 //! sees a typed [`AttemptTimeout`], a failure of the provider; a timeout further out shows it only a
-//! call that somebody dropped, which proves nothing, and the breaker stays closed over a dead
-//! provider.
+//! call that somebody dropped, which proves nothing, and a dead provider looks healthy.
 //!
 //! Two timeouts, for two silences:
 //!

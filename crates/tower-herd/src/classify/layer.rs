@@ -5,7 +5,7 @@ use tower_layer::Layer;
 
 /// The sensor: it classifies each outcome once and reports it to the provider, which learns from it.
 ///
-/// The gates above (pause, limit, breaker) only read what the provider knows and decide. Without a
+/// The gates above (pause, limit, ladder) only read what the provider knows and decide. Without a
 /// sensor each of them senses its own calls, and sees less: no error bodies, no trailers.
 ///
 /// **Where it stands**: innermost but for [`AttemptTimeoutLayer`](crate::AttemptTimeoutLayer). Inside

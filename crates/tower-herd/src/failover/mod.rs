@@ -45,9 +45,42 @@
 //! ([`tower::util::BoxCloneSyncService`](https://docs.rs/tower/latest/tower/util/struct.BoxCloneSyncService.html)),
 //! which costs an allocation a call.
 //!
-//! # Cancellation
+//! # Errors and cancellation
 //!
-//! Dropping the future leaves all queues, or drops the call in flight.
+//! [`LadderError`] where the rungs cannot make a ladder, at construction. A refusal as above; errors of the
+//! rung that was called last as they are, boxed. Dropping the future leaves all queues, or drops the call
+//! in flight.
+//!
+//! ```
+//! use tower::{ServiceBuilder, service_fn};
+//! use tower_herd::{
+//!     ClassifyLayer, Fleet, FleetLimitLayer, HashedFailoverLayer, Provider, RetryAfterLayer, failover::Rung,
+//! };
+//!
+//! let rung = |provider: &Provider, url: &'static str| {
+//!     let url = http::Uri::from_static(url);
+//!     let layers = ServiceBuilder::new()
+//!         .layer(RetryAfterLayer::new(provider))
+//!         .layer(FleetLimitLayer::new(provider))
+//!         .layer(ClassifyLayer::new(provider))
+//!         .into_inner();
+//!     Rung::new(provider, layers).map(move |mut request: http::Request<String>| {
+//!         *request.uri_mut() = url.clone();
+//!         request
+//!     })
+//! };
+//! let fleet = Fleet::local();
+//! let ladder = HashedFailoverLayer::new([
+//!     rung(&fleet.provider("own-gpu"), "http://gpu.internal/v1/chat"),
+//!     rung(&fleet.provider("vendor"), "http://vendor.example/v1/chat").tier(1).paid(),
+//! ])?;
+//! let client = service_fn(|_: http::Request<String>| async {
+//!     Ok::<_, std::io::Error>(http::Response::new(http_body_util::Full::<bytes::Bytes>::default()))
+//! });
+//! let service = ServiceBuilder::new().layer(ladder).service(client);
+//! # let _ = tower::ServiceExt::oneshot(service, http::Request::new(String::new()));
+//! # Ok::<(), tower_herd::failover::LadderError>(())
+//! ```
 
 mod error;
 mod future;

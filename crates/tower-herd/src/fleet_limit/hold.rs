@@ -1,6 +1,10 @@
 use crate::provider::Slot;
 
 /// How long a reply keeps the slot of its call. It decides the type of the reply.
+#[diagnostic::on_unimplemented(
+    message = "a slot of a reply of type `{Res}` cannot be held until the end of a body",
+    note = "for replies that are not HTTP: `FleetLimitLayer::until_reply`"
+)]
 pub trait Hold<Res>: sealed::Sealed {
     /// The reply, with what it holds.
     type Held;

@@ -11,6 +11,10 @@ use std::{
 };
 
 /// All that shares providers: here, this one process. A handle: clones are the same fleet.
+///
+/// Make one for the process and hand clones of it around. Providers of two fleets share nothing, even
+/// under the same name: a fleet made for each client, or each request, has a ceiling, a pause and a
+/// queue of its own, and controls no herd.
 #[derive(Clone)]
 pub struct Fleet {
     shared: Arc<Shared>,

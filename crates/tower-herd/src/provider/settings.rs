@@ -11,17 +11,17 @@ use std::{error::Error, fmt, time::Duration};
 )]
 #[non_exhaustive]
 pub struct ProviderSettings {
-    /// The most calls in flight, over the whole fleet. None: learned.
+    /// The most calls in flight, over the whole fleet. None (the default): learned.
     pub ceiling: Option<u32>,
-    /// The ceiling is never learned below this. At least 1.
+    /// The ceiling is never learned below this. At least 1, the default.
     pub floor: u32,
-    /// Where an unknown ceiling starts.
+    /// Where an unknown ceiling starts. Default 10.
     pub start: u32,
-    /// Requests a minute. None: no limit but what the replies' headers tell.
+    /// Requests a minute. None (the default): no limit but what the replies' headers tell.
     pub requests_per_minute: Option<u32>,
-    /// The most waiters in the queue; further ones are refused.
+    /// The most waiters in the queue; further ones are refused. Default 10 000.
     pub queue: usize,
-    /// After this long a batch waiter takes turns with the interactive ones.
+    /// After this long a batch waiter takes turns with the interactive ones. Default 5 s.
     pub batch_age: Duration,
     /// Whether the provider stops working on a call that its caller drops. If not (the default), the
     /// slot of a dropped call stays taken for the 95th percentile of durations, 10 s at most.

@@ -119,58 +119,60 @@ impl<C, R> JitteredRetryLayer<C, R> {
         JitteredRetryLayer { core: Arc::new(core), ..self }
     }
 
-    /// Wire calls that may fail, the first one included; at least 1. The task's own allowance counts
-    /// too: the smaller of both binds, over all layers and rungs. Re-deliveries after a 429 are apart
+    /// Wire calls that may fail, the first one included; at least 1, default 3. The task's own allowance
+    /// counts too: the smaller of both binds, over all layers and rungs. Re-deliveries after a 429 are apart
     /// ([`redeliveries`](Self::redeliveries)).
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
         self.change(|core| core.config.attempts = attempts.max(1))
     }
 
-    /// The bound of the first wait (it doubles from there); at least 1 ms.
+    /// The bound of the first wait (it doubles from there); at least 1 ms, default 500 ms.
     #[must_use]
     pub fn base(self, base: Duration) -> Self {
         self.change(|core| core.config.base = base.max(Duration::from_millis(1)))
     }
 
-    /// The same after a 429 that names no wait.
+    /// The same after a 429 that names no wait. Default 1 s.
     #[must_use]
     pub fn throttled_base(self, base: Duration) -> Self {
         self.change(|core| core.config.throttled_base = base.max(Duration::from_millis(1)))
     }
 
-    /// Where the bound stops growing. A server's own wait is never cut.
+    /// Where the bound stops growing. A server's own wait is never cut. Default 30 s.
     #[must_use]
     pub fn cap(self, cap: Duration) -> Self {
         self.change(|core| core.config.cap = cap)
     }
 
-    /// The shape of the jitter.
+    /// The shape of the jitter. Default [`Backoff::Full`].
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Self {
         self.change(|core| core.config.backoff = backoff)
     }
 
-    /// How often a request is delivered again after a 429; 0: such a reply is returned.
+    /// How often a request is delivered again after a 429; 0: such a reply is returned. Default 10.
     #[must_use]
     pub fn redeliveries(self, redeliveries: u32) -> Self {
         self.change(|core| core.config.redeliveries = redeliveries)
     }
 
     /// How many requests may sleep at one time; more than that are answered with the reply at hand.
+    /// Default 10 000.
     #[must_use]
     pub fn max_sleepers(self, sleepers: usize) -> Self {
         self.change(|core| core.config.max_sleepers = sleepers)
     }
 
-    /// How long a request may take in all where its task names no deadline.
+    /// How long a request may take in all where its task names no deadline. Default 60 s.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         self.change(|core| core.config.deadline = deadline)
     }
 
     /// Says whether a repetition meets the same idempotency domain as the call before it: `false`
-    /// above a ladder that does not keep [`Keyed`](crate::Safety::Keyed) writes on their rung.
+    /// above a ladder that does not keep [`Keyed`](crate::Safety::Keyed) writes on their rung. Default
+    /// `true`.
     #[must_use]
     pub fn same_domain(self, same: bool) -> Self {
         self.change(|core| core.config.same_domain = same)
@@ -204,7 +206,8 @@ impl<C, R> JitteredRetryLayer<C, R> {
         JitteredRetryLayer { core: self.core, classify, resend: self.resend }
     }
 
-    /// How requests are kept for another attempt.
+    /// How requests are kept for another attempt. Default [`CloneRequest`]; for bodies that cannot be cloned,
+    /// `replay`.
     #[must_use]
     pub fn resend<D>(self, resend: D) -> JitteredRetryLayer<C, D> {
         JitteredRetryLayer { core: self.core, classify: self.classify, resend }

@@ -6,7 +6,8 @@
 //!
 //! On HTTP requests it travels as an extension. [`TaskLayer`], outermost in the stack, starts one
 //! where none is; a caller that knows more (which agent asks, how long it can wait) puts its own
-//! into the extensions. Requests that are not HTTP implement [`HasTask`].
+//! into the extensions. Requests that are not HTTP implement [`HasTask`]. What is lost without the layer
+//! stands at [`TaskLayer`].
 //!
 //! ```
 //! use std::time::Duration;
