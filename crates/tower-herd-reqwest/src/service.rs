@@ -87,6 +87,7 @@ pub trait HttpClient: sealed::Sealed {
 }
 
 mod sealed {
+    #[allow(unnameable_types, reason = "so that nobody else can implement `HttpClient`")]
     pub trait Sealed {}
     impl Sealed for reqwest::Client {}
     impl Sealed for reqwest_middleware::ClientWithMiddleware {}

@@ -66,7 +66,7 @@ async fn a_layers_own_error_is_a_middleware_error_that_holds_it() {
     let client = with(TowerMiddleware::new(TimeoutLayer::new(Duration::from_millis(30))));
     let error = client.get(server.at("/slow")).send().await.unwrap_err();
     assert!(error.is_middleware() && !error.is_timeout(), "only reqwest's own timeouts are told so");
-    assert!(links(&error).any(|e| e.is::<tower::timeout::error::Elapsed>()), "{error:?}");
+    assert!(links(&error).any(<dyn Error>::is::<tower::timeout::error::Elapsed>), "{error:?}");
     let reqwest_middleware::Error::Middleware(held) = error else { panic!("{error:?}") };
     let held = held.downcast::<LayerError>().unwrap().into_inner();
     assert!(held.is::<tower::timeout::error::Elapsed>());

@@ -33,7 +33,7 @@ fn retry() -> JitteredRetryLayer<HttpClassify, Reusable> {
 fn provider(name: &str, ceiling: u32) -> Provider {
     Fleet::local().configure(name, ProviderSettings::new().ceiling(ceiling)).unwrap()
 }
-fn to(url: String) -> impl Fn(HttpRequest) -> HttpRequest + Clone + Send + Sync + 'static {
+fn to(url: &str) -> impl Fn(HttpRequest) -> HttpRequest + Clone + Send + Sync + use<> {
     let uri: http::Uri = url.parse().unwrap();
     move |mut request| {
         *request.uri_mut() = uri.clone();
@@ -99,8 +99,8 @@ async fn failover_in_the_chain() {
     let (busy, free) = (server().await, server().await);
     let (a, b) = (provider("a", 4), provider("b", 4));
     let ladder = HashedFailoverLayer::new([
-        Rung::new(&a, gates!(&a)).map(to(busy.at("/throttled"))),
-        Rung::new(&b, gates!(&b)).tier(1).map(to(free.at("/echo"))),
+        Rung::new(&a, gates!(&a)).map(to(&busy.at("/throttled"))),
+        Rung::new(&b, gates!(&b)).tier(1).map(to(&free.at("/echo"))),
     ])
     .unwrap()
     .resend(Reusable::new(64 << 10));
@@ -160,8 +160,8 @@ async fn a_refused_connection_proves_not_executed_so_a_plain_post_moves_on() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (a, b) = (provider("a", 4), provider("b", 4));
     let ladder = HashedFailoverLayer::new([
-        Rung::new(&a, gates!(&a)).map(to(format!("http://{closed}/"))),
-        Rung::new(&b, gates!(&b)).tier(1).map(to(free.at("/echo"))),
+        Rung::new(&a, gates!(&a)).map(to(&format!("http://{closed}/"))),
+        Rung::new(&b, gates!(&b)).tier(1).map(to(&free.at("/echo"))),
     ])
     .unwrap()
     .resend(Reusable::new(64 << 10));

@@ -118,7 +118,7 @@ async fn a_ladder_of_stacks_over_clones_of_the_one_inner_service() {
 #[tokio::test]
 async fn a_response_body_may_be_of_any_type_and_holds_its_guard_until_it_ends() {
     /// Holds something until the body is dropped, as a slot is held.
-    struct Held(Body, #[allow(dead_code)] Arc<()>);
+    struct Held(Body, #[expect(dead_code, reason = "held, and counted by its drop")] Arc<()>);
     impl http_body::Body for Held {
         type Data = bytes::Bytes;
         type Error = reqwest::Error;

@@ -1,5 +1,5 @@
 //! A scripted server on loopback, and layers and middlewares that the tests share.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::BoxBody};
@@ -70,7 +70,7 @@ pub async fn server() -> Server {
             tokio::spawn(async move {
                 let service = hyper::service::service_fn(move |request| answer(counts.clone(), request));
                 let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                let _ = builder.serve_connection(TokioIo::new(socket), service).await;
+                builder.serve_connection(TokioIo::new(socket), service).await.ok();
             });
         }
     });
@@ -83,7 +83,7 @@ async fn answer(
 ) -> Result<Reply, Infallible> {
     counts.peak.fetch_max(counts.in_flight.fetch_add(1, SeqCst) + 1, SeqCst);
     let (head, body) = request.into_parts();
-    let body = body.collect().await.map(|b| b.to_bytes()).unwrap_or_default();
+    let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let path = head.uri.path().to_owned();
     let length = head.headers.get("content-length").map(|v| v.to_str().unwrap().to_owned());
     counts.seen.lock().unwrap().push(Seen {
@@ -105,10 +105,10 @@ async fn answer(
             counts.flaky.fetch_sub(1, SeqCst);
             reply.status(503).body(Full::from("not yet").boxed())
         }
-        path if path.starts_with("/redirect/") => {
-            reply.status(&path[10..]).header("location", "/there").body(Empty::new().boxed())
-        }
-        _ => reply.body(Full::from(body).boxed()),
+        path => match path.strip_prefix("/redirect/") {
+            Some(status) => reply.status(status).header("location", "/there").body(Empty::new().boxed()),
+            None => reply.body(Full::from(body).boxed()),
+        },
     };
     counts.in_flight.fetch_sub(1, SeqCst);
     Ok(reply.unwrap())
