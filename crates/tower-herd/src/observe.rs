@@ -70,8 +70,6 @@ pub enum Event<'a> {
         scope: Option<&'a str>,
         /// Which layer, and to what.
         kind: RefusalKind,
-        /// Whether it only would have said so (observe-only mode).
-        observed: bool,
     },
     /// A request will be sent again.
     #[non_exhaustive]
@@ -148,8 +146,8 @@ impl Observe for Trace {
             Event::Ceiling { provider, from, to } => {
                 debug!(target: "tower_herd", provider, from, to, "ceiling");
             }
-            Event::Refused { provider, scope, kind, observed } => {
-                debug!(target: "tower_herd", provider, scope, kind = kind.as_str(), observed, "refused");
+            Event::Refused { provider, scope, kind } => {
+                debug!(target: "tower_herd", provider, scope, kind = kind.as_str(), "refused");
             }
             Event::Resend { kind, attempt, wait } => {
                 debug!(target: "tower_herd", kind = kind.as_str(), attempt, wait_ms = MS(wait), "resend");

@@ -155,7 +155,6 @@ impl Waiting {
             provider: ladder.name(),
             scope: None,
             kind: RefusalKind::NoRung,
-            observed: false,
         });
         let why = "no rung had room for it before its deadline";
         Refusal::new(RefusalKind::NoRung, why, ladder.name().clone(), at.map(|at| self.clock.instant(at)))

@@ -179,7 +179,6 @@ impl Provider {
             provider: self.name(),
             scope: self.scope_name().map(|name| &**name),
             kind,
-            observed: false,
         });
         let at = at.map(|at| self.core.clock().instant(at));
         Refusal::new(kind, why, self.name().clone(), at).with_scope(self.scope_name().cloned())
