@@ -186,7 +186,10 @@ mod bodies {
                                 return Poll::Ready(Err(error));
                             }
                         };
-                        let signal = me.classify.classify(Ok(&reply));
+                        let signal = match me.report {
+                            Some(report) => report.read(&*me.classify, &reply),
+                            None => me.classify.classify(Ok(&reply)),
+                        };
                         let most = me.options.most(&signal);
                         if most == 0 || !Reading::is_of_use(&reply, &signal, most) {
                             return Poll::Ready(Ok(pass(reply, signal, me.report, me.options)));
@@ -208,28 +211,29 @@ mod bodies {
     }
 
     /// A reply whose head says it all: it passes, and its body is watched if it is a success.
-    #[inline]
+    #[inline(always)]
     fn pass<B: Body>(
         mut reply: http::Response<B>,
         signal: Signal,
         watch: &mut Option<Report>,
         options: &Options,
     ) -> http::Response<SensedBody<B>> {
-        let Some(report) = watch else { return reply.map(SensedBody::unwatched) };
-        report.head(&signal);
-        if signal.kind != Kind::Success {
-            reply.extensions_mut().insert(report.mark(signal));
+        let is_watched = signal.kind.is_success() && !reply.body().is_end_stream();
+        if let Some(report) = watch {
+            report.head(&signal);
+            if signal.kind != Kind::Success {
+                reply.extensions_mut().insert(report.mark(signal));
+            }
+            if !is_watched {
+                if signal.kind.is_success() {
+                    report.end(None);
+                }
+                *watch = None;
+            }
         }
-        if !signal.kind.is_success() {
-            *watch = None;
-            return reply.map(SensedBody::unwatched);
-        }
-        if reply.body().is_end_stream() {
-            report.end(None);
-            *watch = None;
-            return reply.map(SensedBody::unwatched);
-        }
-        let is_stream = options.success_bytes > 0 && is_event_stream(Head::of(&reply).content_type());
+        let is_stream =
+            options.success_bytes > 0 && is_watched && is_event_stream(Head::of(&reply).content_type());
+        // One way out, or the reply would be moved together in several places.
         reply.map(|body| SensedBody::watched(body, watch.take(), is_stream))
     }
 

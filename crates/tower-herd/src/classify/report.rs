@@ -1,6 +1,6 @@
 //! The one way in which the sensor speaks to the provider.
 
-use crate::{Provider, Signal, provider::Sensing};
+use crate::{Classify, Provider, Signal, provider::Sensing};
 
 /// One call under observation. Dropped before [`head`](Report::head), or before
 /// [`end`](Report::end) after a good head, it counts as a call that its caller gave up.
@@ -24,6 +24,12 @@ impl Report {
     #[inline]
     pub(crate) fn mark(&self, signal: Signal) -> Signal {
         signal.reported_by(self.sensing.number())
+    }
+
+    /// What a reply says, as far as the provider wants to know.
+    #[inline]
+    pub(crate) fn read<Res, C: Classify<Res>>(&self, classify: &C, reply: &Res) -> Signal {
+        self.sensing.read(classify, reply)
     }
 
     /// The head of the reply, or the error in its place, says this.

@@ -19,6 +19,14 @@ pub trait Classify<Res> {
         self.classify(outcome).kind
     }
 
+    /// Whether a glance shows that [`classify`](Classify::classify) would find a plain success, the quota
+    /// of its headers aside. The sensor asks this first where it has no need of the quota (see
+    /// [`ClassifyLayer`](crate::ClassifyLayer)); false means "look closer". The default always does.
+    fn is_plain_success(&self, reply: &Res) -> bool {
+        let _ = reply;
+        false
+    }
+
     /// What the outcome says after the body of an HTTP reply, or the first part of it, has been read;
     /// `signal` is what [`classify`](Classify::classify) said of the head. The default keeps that.
     #[cfg(feature = "http")]

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{
     BoxError, Classify, HasTask, Provider,
-    provider::{Admission, Denied, Sensing, Slot, WaitFor, handover},
+    provider::{Admission, Denied, Place, Sensing, Slot, WaitFor, handover},
 };
 use pin_project_lite::pin_project;
 use std::{
@@ -28,7 +28,7 @@ pin_project! {
         // place becomes free.
         sensing: Option<Sensing>,
         // Of the call, from when it is sent.
-        slot: Option<Slot>,
+        place: Option<Place>,
         hold: H,
         classify: C,
     }
@@ -58,7 +58,7 @@ struct Waiting<S, Req> {
 pub(super) fn call<S: Service<Req>, Req, H, C>(
     inner: &mut S,
     request: Req,
-    mut slot: Slot,
+    slot: Slot,
     provider: &Provider,
     hold: H,
     classify: C,
@@ -68,10 +68,7 @@ pub(super) fn call<S: Service<Req>, Req, H, C>(
     ResponseFuture {
         state: State::Calling { future: inner.call(request) },
         sensing: provider.begin_unwatched(),
-        slot: {
-            slot.sent();
-            Some(slot)
-        },
+        place: Some(slot.sent()),
         hold,
         classify,
     }
@@ -109,7 +106,7 @@ pub(super) fn waiting<S: Service<Req> + Clone, Req: HasTask, H, C>(
             }),
         },
     };
-    ResponseFuture { state, sensing: None, slot: None, hold, classify }
+    ResponseFuture { state, sensing: None, place: None, hold, classify }
 }
 
 impl<S, Req, H, C> Future for ResponseFuture<S, Req, H, C>
@@ -130,10 +127,10 @@ where
                     return match future.poll(cx) {
                         Poll::Pending => Poll::Pending,
                         Poll::Ready(Ok(reply)) => {
-                            Poll::Ready(Ok(replied(reply, me.sensing, me.slot, me.hold, me.classify)))
+                            Poll::Ready(Ok(replied(reply, me.sensing, me.place, me.hold, me.classify)))
                         }
                         Poll::Ready(Err(error)) => {
-                            Poll::Ready(Err(failed(error.into(), me.sensing, me.slot, me.classify)))
+                            Poll::Ready(Err(failed(error.into(), me.sensing, me.place, me.classify)))
                         }
                     };
                 }
@@ -154,9 +151,9 @@ where
                     }
                     let slot = wait.slot.take().expect("just granted");
                     let request = wait.request.take().expect("polled after completion");
-                    let (future, sensing, slot) = send(&mut wait.service, request, slot, &wait.provider);
+                    let (future, sensing, place) = send(&mut wait.service, request, slot, &wait.provider);
                     me.state.set(State::Calling { future });
-                    (*me.sensing, *me.slot) = (sensing, Some(slot));
+                    (*me.sensing, *me.place) = (sensing, Some(place));
                 }
                 StateProj::Refused { error } => {
                     return Poll::Ready(Err(error.take().expect("polled after completion")));
@@ -170,23 +167,22 @@ where
 fn send<S: Service<Req>, Req>(
     inner: &mut S,
     request: Req,
-    mut slot: Slot,
+    slot: Slot,
     provider: &Provider,
-) -> (S::Future, Option<Sensing>, Slot) {
+) -> (S::Future, Option<Sensing>, Place) {
     let admitting = handover::Admitting::new(provider.core(), slot.admitted());
     handover::unwatched();
     let future = inner.call(request);
     let sensing = provider.begin_unwatched();
     drop(admitting);
-    slot.sent();
-    (future, sensing, slot)
+    (future, sensing, slot.sent())
 }
 
-#[inline]
+#[inline(always)]
 fn replied<Res, H, C>(
     mut reply: Res,
     sensing: &mut Option<Sensing>,
-    slot: &mut Option<Slot>,
+    place: &mut Option<Place>,
     hold: &H,
     classify: &C,
 ) -> H::Held
@@ -197,7 +193,7 @@ where
     let kind = match sensing {
         None => classify.kind(Ok(&reply)),
         Some(watch) => {
-            let signal = classify.classify(Ok(&reply));
+            let signal = watch.read(classify, &reply);
             watch.outcome(&signal);
             if !signal.kind.is_success() {
                 // For a gate further out that cannot see that this one watches.
@@ -207,13 +203,13 @@ where
             signal.kind
         }
     };
-    let slot = slot.take().expect("polled after completion");
+    let place = place.take().expect("polled after completion");
     if kind.is_success() {
-        return hold.hold(reply, HeldSlot(Some(Held(slot))));
+        return hold.hold(reply, HeldSlot(Some(Held(place))));
     }
     // An error reply gives its slot back at its head: the retry layer may keep that reply while it
     // sleeps.
-    slot.end();
+    place.end();
     hold.hold(reply, HeldSlot(None))
 }
 
@@ -222,18 +218,18 @@ where
 fn failed<Res, C: Classify<Res>>(
     error: BoxError,
     sensing: &mut Option<Sensing>,
-    slot: &mut Option<Slot>,
+    place: &mut Option<Place>,
     classify: &C,
 ) -> BoxError {
-    let slot = slot.take().expect("polled after completion");
+    let place = place.take().expect("polled after completion");
     if let Some(mut sensing) = sensing.take() {
         sensing.outcome(&classify.classify(Err(&*error as &(dyn Error + 'static))));
     }
     // A timeout may leave the call running there; other errors end it.
     if crate::classify::is_timeout(&*error) {
-        drop(slot);
+        drop(place);
     } else {
-        slot.end();
+        place.end();
     }
     error
 }

@@ -1,4 +1,4 @@
-use crate::provider::Slot;
+use crate::provider::Place;
 
 /// How long a reply keeps the slot of its call. It decides the type of the reply.
 #[diagnostic::on_unimplemented(
@@ -27,7 +27,7 @@ pub struct UntilReply;
 pub struct HeldSlot(pub(super) Option<Held>);
 
 /// Keeps the slot of a call in its response body.
-pub struct Held(pub(super) Slot);
+pub struct Held(pub(super) Place);
 
 impl std::fmt::Debug for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -45,7 +45,7 @@ impl crate::body::Guard for Held {
 #[cfg(feature = "http")]
 impl<B: http_body::Body> Hold<http::Response<B>> for UntilBodyEnd {
     type Held = http::Response<crate::body::HeldBody<B, Held>>;
-    #[inline]
+    #[inline(always)]
     fn hold(&self, reply: http::Response<B>, slot: HeldSlot) -> Self::Held {
         let mut slot = slot.0;
         reply.map(|body| {

@@ -47,8 +47,20 @@ impl<'a> Head<'a> {
         self.headers.get(CONTENT_TYPE).map_or(b"", HeaderValue::as_bytes)
     }
 
+    #[inline]
     fn stamp(&self) -> Option<&'a Signal> {
-        self.extensions.get()
+        if self.extensions.is_empty() { None } else { self.extensions.get() }
+    }
+
+    /// A 2xx that is not gRPC, which tells of failures in the head of a 200.
+    #[inline]
+    fn is_plain_success(&self) -> bool {
+        self.status.is_success()
+            && self
+                .headers
+                .get(CONTENT_TYPE)
+                .is_some_and(|kind| !kind.as_bytes().starts_with(b"application/grpc"))
+            && self.stamp().is_none()
     }
 }
 
@@ -91,6 +103,11 @@ impl<B> Classify<http::Response<B>> for HttpClassify {
     #[inline]
     fn kind(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Kind {
         Classify::<http::Response<B>>::kind(&HttpClassifyAt(wall_clock), outcome)
+    }
+
+    #[inline]
+    fn is_plain_success(&self, reply: &http::Response<B>) -> bool {
+        Head::of(reply).is_plain_success()
     }
 
     fn refine(&self, head: Head<'_>, body: &[u8], signal: Signal) -> Signal {
@@ -137,6 +154,11 @@ impl<B> Classify<http::Response<B>> for HttpClassifyAt {
             Ok(reply) => self.head(Head::of(reply)).kind,
             Err(error) => signal_of_error(error).kind,
         }
+    }
+
+    #[inline]
+    fn is_plain_success(&self, reply: &http::Response<B>) -> bool {
+        Head::of(reply).is_plain_success()
     }
 
     fn refine(&self, head: Head<'_>, body: &[u8], signal: Signal) -> Signal {
@@ -239,6 +261,11 @@ where
         }
     }
 
+    #[inline]
+    fn is_plain_success(&self, reply: &http::Response<B>) -> bool {
+        Head::of(reply).is_plain_success() && (self.0)(Head::of(reply)).is_none()
+    }
+
     fn refine(&self, head: Head<'_>, body: &[u8], signal: Signal) -> Signal {
         match (self.0)(head) {
             Some(_) => signal,
@@ -315,6 +342,11 @@ where
     #[inline]
     fn kind(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Kind {
         HttpClassify.kind(outcome)
+    }
+
+    #[inline]
+    fn is_plain_success(&self, reply: &http::Response<B>) -> bool {
+        Head::of(reply).is_plain_success()
     }
 
     fn refine(&self, head: Head<'_>, body: &[u8], signal: Signal) -> Signal {

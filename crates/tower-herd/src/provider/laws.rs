@@ -78,7 +78,7 @@ impl History {
         // Some give up while they wait.
         let patience = if random.u64(..6) == 0 { random.u64(..2000) } else { u64::MAX >> 30 };
         let Ok(slot) = tokio::time::timeout(Duration::from_millis(patience), claim).await else { return };
-        let mut slot = slot.expect("nobody has a deadline");
+        let slot = slot.expect("nobody has a deadline");
         let now = core.clock().now();
         assert!(
             self.model.borrow().open(scope, now),
@@ -91,7 +91,7 @@ impl History {
         let admitting = handover::Admitting::new(&core, slot.admitted());
         let mut sensing = provider.begin();
         drop(admitting);
-        slot.sent();
+        let place = slot.sent();
         self.check();
         tokio::time::sleep(Duration::from_millis(1 + random.u64(..2000))).await;
         let now = core.clock().now();
@@ -143,7 +143,7 @@ impl History {
             }
         }
         sensing.end(None);
-        slot.end();
+        place.end();
         self.check();
     }
 }
@@ -207,7 +207,7 @@ async fn a_pause_holds_who_waits_and_its_end_lets_them_go() {
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     provider.pause_for(Duration::from_secs(600));
-    held.end();
+    held.sent().end();
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(!waiter.is_finished(), "a free slot is no way round a pause");
     let cleared = provider.clock().now();

@@ -54,7 +54,7 @@ pub use pause::PauseReason;
 pub use settings::{ProviderSettings, SettingsError};
 
 pub(crate) use sensing::Sensing;
-pub(crate) use slot::{Denied, Slot};
+pub(crate) use slot::{Denied, Place, Slot};
 pub(crate) use wait::{Admission, WaitFor};
 
 use crate::{
@@ -102,6 +102,8 @@ pub(crate) struct Core {
     stamp: AtomicU64,
     /// Which calls are measured: those whose number has none of these bits.
     sampling: AtomicU64,
+    /// The quota of every success is looked for, not only that of a sample.
+    follows_quota: AtomicBool,
     throttled: AtomicU64,
     durations: Apart<Mutex<Durations>>,
     aborts: AtomicBool,
@@ -155,6 +157,7 @@ impl Core {
             scopes: Mutex::default(),
             stamp: AtomicU64::new(0),
             sampling: AtomicU64::new(sensing::SELDOM),
+            follows_quota: AtomicBool::new(false),
             throttled: AtomicU64::new(0),
             durations: Apart(Mutex::default()),
             aborts: known.aborts.into(),

@@ -4,7 +4,7 @@ use super::{
     handover, lock,
     pause::{Pause, PauseReason},
 };
-use crate::{Kind, Pushback, Quota, Reach, Signal, Time, observe::Event};
+use crate::{Classify, Kind, Pushback, Quota, Reach, Signal, Time, observe::Event};
 use std::{sync::atomic::Ordering, time::Duration};
 
 /// One call under observation: what it was sent under, and whether its end was told.
@@ -20,6 +20,8 @@ pub(crate) struct Sensing {
     scope: u64,
     /// Whether its duration is measured.
     measured: bool,
+    /// Whether it is one of those whose quota is always looked for.
+    sampled: bool,
     /// A gate's, though the provider has a sensor: its stack has none, or a layer between them defers the
     /// call, so that the gate cannot see it.
     unsure: bool,
@@ -42,6 +44,8 @@ pub(super) const SELDOM: u64 = 8 - 1;
 /// and figures are plenty.
 const RARELY: u64 = 64 - 1;
 const SHORT: Duration = Duration::from_millis(1);
+/// A fixed window with less left than this, or than a quarter of it, is followed call by call.
+const LOW: u32 = 64;
 
 impl Provider {
     /// A call has started: the gate watches it itself if no sensor was seen to watch it.
@@ -75,6 +79,7 @@ impl Provider {
             root: core.root.generation(),
             scope: self.scope.as_ref().map_or(0, |scope| scope.generation()),
             measured,
+            sampled: nth < MEASURE_ALL || nth & SELDOM == 0,
             unsure: false,
             phase: Phase::Running,
             provider: self.clone(),
@@ -83,6 +88,24 @@ impl Provider {
 }
 
 impl Sensing {
+    /// What a reply says. Of a success that can teach nothing but a quota, where one call in eight is enough to
+    /// find one, no more than a glance is taken.
+    #[inline]
+    pub(crate) fn read<Res, C: Classify<Res>>(&self, classify: &C, reply: &Res) -> Signal {
+        if !self.wants_quota() && classify.is_plain_success(reply) {
+            return Signal::new(Kind::Success);
+        }
+        classify.classify(Ok(reply))
+    }
+
+    /// Whether the quota that a reply may tell is wanted: that of one call in eight, and of all calls
+    /// while quotas are followed (see [`quota`](Self::quota)) or successes are learned from anyway.
+    #[inline]
+    fn wants_quota(&self) -> bool {
+        let core = &self.provider.core;
+        self.sampled || core.follows_quota.load(Ordering::Relaxed) || self.teaches()
+    }
+
     /// The head of the reply, or the error in its place, is there and says this.
     #[inline]
     pub(crate) fn outcome(&mut self, signal: &Signal) {
@@ -129,10 +152,15 @@ impl Sensing {
     /// Whether this success changes anything; most do not.
     #[inline]
     fn matters(&self, signal: &Signal) -> bool {
+        signal.quota.is_some() || self.teaches()
+    }
+
+    /// Whether that it is a success changes anything.
+    #[inline]
+    fn teaches(&self) -> bool {
         let core = &self.provider.core;
         self.admitted.rank.max(core.gate.busy()) >= core.interest.load(Ordering::Relaxed)
             || core.root.wants_success()
-            || signal.quota.is_some()
             || self.provider.scope.as_ref().is_some_and(|scope| scope.wants_success())
     }
 
@@ -144,16 +172,26 @@ impl Sensing {
         if let Some(scope) = self.provider.scope.as_ref().filter(|scope| scope.wants_success()) {
             scope.change(|pause| pause.succeeded(now, self.scope));
         }
-        core.control(|control, busy, waiting| {
+        let follows = core.control(|control, busy, waiting| {
             if core.root.wants_success() && core.root.change(|pause| pause.succeeded(now, self.root)) {
                 control.pause_clear(now);
             }
             let refilling = signal.quota.filter(|quota| !quota.fixed_window);
             control.on_success(now, self.admitted, busy, waiting, None, refilling.map(Into::into));
+            control.follows_headers()
         });
         if let Some(quota) = signal.quota {
             self.window_used_up(now, &quota);
+            self.quota(&quota, follows);
         }
+    }
+
+    /// Decides how closely the next quotas are followed. A bucket that the pace is reckoned from: call by
+    /// call. A fixed window: call by call when little is left of it, so that its end is not missed; one
+    /// call in eight while there is plenty.
+    fn quota(&self, quota: &Quota, paces: bool) {
+        let is_low = quota.fixed_window && quota.remaining < (quota.limit / 4).max(LOW);
+        self.provider.core.follows_quota.store(paces || is_low, Ordering::Relaxed);
     }
 
     /// The last call that a fixed window allowed: nobody calls before its end. (A window that is over
@@ -317,5 +355,50 @@ impl Sensing {
         let core = &self.provider.core;
         let now = core.clock().now();
         core.control(|control, busy, _| control.on_failed(now, self.admitted, busy));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Fleet, ProviderSettings};
+
+    fn window(remaining: u32) -> Signal {
+        Signal::new(Kind::Success).with_quota(Some(Quota {
+            limit: 5000,
+            remaining,
+            reset: Duration::from_secs(600),
+            resolution: Duration::from_secs(1),
+            fixed_window: true,
+        }))
+    }
+
+    /// Which of the next calls look for a quota; each is told `signal` if it does, and a bare success if not.
+    fn looks(provider: &Provider, calls: usize, signal: &Signal) -> usize {
+        let look = |_| {
+            let mut sensing = provider.begin();
+            let wanted = sensing.wants_quota();
+            sensing.outcome(if wanted { signal } else { &const { Signal::new(Kind::Success) } });
+            sensing.end(None);
+            wanted
+        };
+        (0..calls).map(look).filter(|wanted| *wanted).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn quotas_are_looked_for_as_closely_as_they_matter() {
+        let provider =
+            Fleet::local().configure("api", ProviderSettings::new().ceiling(20)).expect("valid settings");
+        let bare = Signal::new(Kind::Success);
+        assert_eq!(looks(&provider, 64, &bare), 64, "the first calls");
+        assert_eq!(looks(&provider, 64, &bare), 8, "nobody tells a quota");
+        assert_eq!(looks(&provider, 64, &window(4000)), 8, "plenty is left of the window");
+        assert_eq!(looks(&provider, 8, &window(1300)), 1);
+        assert_eq!(looks(&provider, 16, &window(900)), 16, "it nears its end");
+        assert_eq!(looks(&provider, 1, &window(0)), 1);
+        assert!(provider.paused_until().is_some(), "the last call of the window was seen");
+        let bucket = Quota { fixed_window: false, ..window(3000).quota.expect("given") };
+        let bucket = Signal::new(Kind::Success).with_quota(Some(bucket));
+        assert_eq!(looks(&provider, 16, &bucket), 16, "the pace is reckoned from it");
     }
 }

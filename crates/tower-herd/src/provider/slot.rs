@@ -2,39 +2,44 @@ use super::{Core, Provider, Scope, control::Admitted, pause::PauseReason};
 use crate::{Time, gate::Blocked};
 use std::sync::Arc;
 
-/// One call in flight: a place under the ceiling. Given back when dropped; if the call was sent and
-/// then dropped before its end, later, since it may still run at the provider.
+/// Leave for one call: a place under the ceiling, and what it was admitted as. Given back when dropped.
 #[must_use = "dropped, it is given back"]
 pub(crate) struct Slot {
-    core: Arc<Core>,
-    sent: bool,
-    held: bool,
+    place: Place,
     /// What the gate's pacer admitted it as; none on the fast path.
     admitted: Option<Admitted>,
-    /// The pause that this call probes.
-    probe: Option<Probe>,
 }
 
-enum Probe {
-    Root,
-    Scope(Arc<Scope>),
+/// The place of one call in flight. Given back when dropped; if the call was sent and then dropped before
+/// its end, later, since it may still run at the provider.
+///
+/// It travels with the reply, so it is small.
+#[must_use = "dropped, it is given back"]
+pub(crate) struct Place {
+    core: Arc<Core>,
+    /// The scope whose pause this call probes; see `probes`.
+    scope: Option<Arc<Scope>>,
+    /// It probes a pause: the scope's, if there is one here, or else the provider's.
+    probes: bool,
+    sent: bool,
+    held: bool,
 }
 
 impl Slot {
     /// The guard of a slot that was just taken from the gate of `core`.
     #[inline]
     pub(crate) fn new(core: Arc<Core>, admitted: Option<Admitted>) -> Self {
-        Slot { core, sent: false, held: true, admitted, probe: None }
+        Slot { place: Place { core, scope: None, probes: false, sent: false, held: true }, admitted }
     }
 
     /// Tells providers apart.
     #[inline]
     pub(super) fn address(&self) -> usize {
-        Arc::as_ptr(&self.core).addr()
+        Arc::as_ptr(&self.place.core).addr()
     }
 
     pub(super) fn is_probe(&self) -> bool {
-        self.probe.is_some()
+        self.place.probes
     }
 
     #[inline]
@@ -44,10 +49,14 @@ impl Slot {
 
     /// From here on the provider may be at work on the call.
     #[inline]
-    pub(crate) fn sent(&mut self) {
-        self.sent = true;
+    pub(crate) fn sent(self) -> Place {
+        let mut place = self.place;
+        place.sent = true;
+        place
     }
+}
 
+impl Place {
     /// The call is over: its place is free now.
     #[inline]
     pub(crate) fn end(mut self) {
@@ -55,10 +64,10 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for Place {
     #[inline]
     fn drop(&mut self) {
-        if self.probe.is_some() {
+        if self.probes {
             self.probe_ended();
         }
         if !self.held {
@@ -72,7 +81,7 @@ impl Drop for Slot {
     }
 }
 
-impl Slot {
+impl Place {
     #[cold]
     #[inline(never)]
     fn linger(&self) {
@@ -86,11 +95,7 @@ impl Slot {
 
     #[cold]
     fn probe_ended(&self) {
-        match &self.probe {
-            Some(Probe::Root) => self.core.root.change(super::pause::Pause::probe_ended),
-            Some(Probe::Scope(scope)) => scope.change(super::pause::Pause::probe_ended),
-            None => {}
-        }
+        self.scope.as_deref().unwrap_or(&self.core.root).change(super::pause::Pause::probe_ended);
     }
 }
 
@@ -156,12 +161,13 @@ impl Provider {
         let probe = |pause: &mut super::pause::Pause| pause.take_probe(now);
         let root = self.core.root.paused(now).is_some();
         let scoped = self.scope.as_ref().filter(|scope| scope.paused(now).is_some());
-        let probe = match (root, scoped) {
-            (true, None) => self.core.root.change(probe).then_some(Probe::Root),
-            (false, Some(scope)) => scope.change(probe).then(|| Probe::Scope(scope.clone())),
+        let scope = match (root, scoped) {
+            (true, None) => self.core.root.change(probe).then_some(None),
+            (false, Some(scope)) => scope.change(probe).then(|| Some(scope.clone())),
             // Two pauses at once: the longer one's probe would run into the other.
             _ => None,
         }?;
-        Some(Slot { core: self.core.clone(), sent: false, held: false, admitted: None, probe: Some(probe) })
+        let place = Place { core: self.core.clone(), scope, probes: true, sent: false, held: false };
+        Some(Slot { place, admitted: None })
     }
 }

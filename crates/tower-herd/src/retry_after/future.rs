@@ -126,13 +126,20 @@ where
                     let Some(watch) = me.sensing else {
                         return future.poll(cx).map_err(Into::into);
                     };
-                    let outcome = ready!(future.poll(cx)).map_err(Into::into);
-                    watch.outcome(&me.classify.classify(match &outcome {
-                        Ok(reply) => Ok(reply),
-                        Err(error) => Err(&**error as &(dyn Error + 'static)),
-                    }));
-                    *me.sensing = None;
-                    return Poll::Ready(outcome);
+                    return match future.poll(cx) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Ok(reply)) => {
+                            watch.outcome(&watch.read(&*me.classify, &reply));
+                            *me.sensing = None;
+                            Poll::Ready(Ok(reply))
+                        }
+                        Poll::Ready(Err(error)) => {
+                            let error = error.into();
+                            watch.outcome(&me.classify.classify(Err(&*error as &(dyn Error + 'static))));
+                            *me.sensing = None;
+                            Poll::Ready(Err(error))
+                        }
+                    };
                 }
                 StateProj::Waiting { wait } => {
                     if wait.slot.is_none() {

@@ -40,6 +40,7 @@ where
     type Error = BoxError;
     type Future = ResponseFuture<S, Req, C>;
 
+    #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
     }

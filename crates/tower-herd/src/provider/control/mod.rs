@@ -325,6 +325,12 @@ impl Control {
         self.bare > 0 || self.pace.is_some() || self.limit != Some(self.cap) || self.proven == 0
     }
 
+    /// Whether the pace is reckoned from limit headers, so that each of them counts.
+    #[must_use]
+    pub fn follows_headers(&self) -> bool {
+        self.bucket.is_some() || self.pace.is_some_and(|p| p.source == Source::Told)
+    }
+
     fn top(&self) -> u32 {
         self.set.max.unwrap_or(u32::MAX).max(self.set.floor)
     }
