@@ -3,7 +3,7 @@ use pin_project_lite::pin_project;
 use std::{
     fmt,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 pin_project! {
@@ -19,6 +19,7 @@ pin_project! {
 impl<B, G> HeldBody<B, G> {
     /// `body`, holding `guard`.
     #[cfg(feature = "fleet-limit")]
+    #[inline]
     pub(crate) fn new(body: B, guard: Option<G>) -> Self {
         HeldBody { body, guard }
     }
@@ -45,24 +46,33 @@ impl<B: Body, G: Guard> Body for HeldBody<B, G> {
     type Data = B::Data;
     type Error = B::Error;
 
+    #[inline]
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut me = self.project();
-        let frame = ready!(me.body.as_mut().poll_frame(cx));
-        if (!matches!(frame, Some(Ok(_))) || me.body.is_end_stream())
-            && let Some(guard) = me.guard.take()
-        {
-            guard.end();
+        // Returned as it is: a frame is large, and to wrap it again would move it.
+        let polled = me.body.as_mut().poll_frame(cx);
+        if me.guard.is_some() {
+            let ends = match &polled {
+                Poll::Pending => false,
+                Poll::Ready(Some(Ok(_))) => me.body.is_end_stream(),
+                Poll::Ready(_) => true,
+            };
+            if ends && let Some(guard) = me.guard.take() {
+                guard.end();
+            }
         }
-        Poll::Ready(frame)
+        polled
     }
 
+    #[inline]
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
     }
 
+    #[inline]
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }

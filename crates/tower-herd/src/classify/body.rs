@@ -13,7 +13,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{Mutex, PoisonError},
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 pin_project! {
@@ -45,6 +45,25 @@ pin_project! {
         // the error or the data of `B` may not be.
         Replayed { replay: Box<Mutex<Replay<B>>> },
     }
+}
+
+impl<B: Body> Inner<B> {
+    #[inline]
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Inner::Untouched { body } => body.is_end_stream(),
+            Inner::Replayed { replay } => {
+                replay.lock().unwrap_or_else(PoisonError::into_inner).is_end_stream()
+            }
+        }
+    }
+}
+
+/// The error event in a frame of a stream, if it is one.
+#[cold]
+fn hidden<D: Buf>(frame: &Frame<D>) -> Option<Signal> {
+    let found = error_event(frame.data_ref()?.chunk())?;
+    Some(dialect::hidden(found, &http::HeaderMap::new(), wall_clock))
 }
 
 type NextFrame<B> = Result<Frame<<B as Body>::Data>, <B as Body>::Error>;
@@ -141,51 +160,45 @@ impl<B: Body> Body for SensedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
+    #[inline]
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut me = self.project();
-        let (frame, is_over) = match me.inner.as_mut().project() {
-            InnerProj::Untouched { mut body } => {
-                let frame = ready!(body.as_mut().poll_frame(cx));
-                (frame, body.is_end_stream())
-            }
+        // Returned as it is: a frame is large, and to wrap it again would move it.
+        let polled = match me.inner.as_mut().project() {
+            InnerProj::Untouched { body } => body.poll_frame(cx),
             InnerProj::Replayed { replay } => {
-                let replay = replay.get_mut().unwrap_or_else(PoisonError::into_inner);
-                let frame = ready!(replay.poll(cx));
-                (frame, replay.is_end_stream())
+                replay.get_mut().unwrap_or_else(PoisonError::into_inner).poll(cx)
             }
         };
-        if me.report.is_some() {
-            let late = match &frame {
-                None => Some(None),
-                Some(Err(_)) => Some(Some(Signal::new(Kind::Failed))),
-                Some(Ok(frame)) => match (frame.trailers_ref(), frame.data_ref()) {
-                    (Some(trailers), _) => Some(grpc::trailers(trailers)),
-                    (None, Some(data)) if *me.is_stream => error_event(data.chunk())
-                        .map(|found| Some(dialect::hidden(found, &http::HeaderMap::new(), wall_clock)))
-                        .or(is_over.then_some(None)),
-                    _ => is_over.then_some(None),
-                },
-            };
-            if let Some(late) = late
-                && let Some(report) = me.report
-            {
-                report.end(late.as_ref());
-                *me.report = None;
+        let Some(report) = me.report else { return polled };
+        let late = match &polled {
+            Poll::Pending => return polled,
+            Poll::Ready(None) => None,
+            Poll::Ready(Some(Ok(frame))) if frame.is_data() => {
+                let found = if *me.is_stream { hidden(frame) } else { None };
+                if found.is_none() && !me.inner.is_end_stream() {
+                    return polled;
+                }
+                found
             }
-        }
-        Poll::Ready(frame)
+            Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
+                Some(trailers) => grpc::trailers(trailers),
+                None if me.inner.is_end_stream() => None,
+                None => return polled,
+            },
+            Poll::Ready(Some(Err(_))) => Some(Signal::new(Kind::Failed)),
+        };
+        report.end(late.as_ref());
+        *me.report = None;
+        polled
     }
 
+    #[inline]
     fn is_end_stream(&self) -> bool {
-        match &self.inner {
-            Inner::Untouched { body } => body.is_end_stream(),
-            Inner::Replayed { replay } => {
-                replay.lock().unwrap_or_else(PoisonError::into_inner).is_end_stream()
-            }
-        }
+        self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

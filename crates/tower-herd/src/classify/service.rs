@@ -52,6 +52,7 @@ where
     type Error = BoxError;
     type Future = ReplyFuture<S::Future, C>;
 
+    #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
     }
@@ -76,6 +77,7 @@ where
     type Error = BoxError;
     type Future = super::future::ResponseFuture<S::Future, B, C>;
 
+    #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
     }

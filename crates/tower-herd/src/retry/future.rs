@@ -83,9 +83,13 @@ where
     // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
     #[inline]
     pub(super) fn call(service: &mut S, mut request: Req, shared: Arc<Shared<S, C, R>>) -> Self {
-        let kept = shared.resend.keep(&mut request);
-        let state = State::Calling { future: service.call(request) };
-        ResponseFuture { state, kept, shared, deadline: None, slow: None }
+        ResponseFuture {
+            kept: shared.resend.keep(&mut request),
+            state: State::Calling { future: service.call(request) },
+            shared,
+            deadline: None,
+            slow: None,
+        }
     }
 }
 
