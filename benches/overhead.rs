@@ -257,6 +257,7 @@ where
 {
     use tower_resilience::{
         bulkhead::{BulkheadLayer, BulkheadServiceError},
+        circuitbreaker::{CircuitBreakerError, CircuitBreakerLayer},
         ratelimiter::{RateLimiterLayer, RateLimiterServiceError},
         retry::{RetryBudgetBuilder, RetryLayer},
     };
@@ -279,6 +280,10 @@ where
     type StackError = RateLimiterServiceError<BulkheadServiceError<Infallible>>;
     let stack = retry::<Req, Req::Reply, StackError>().layer(pace.layer(limit.layer(Inner)));
     bench.calls::<Req, _>(&format!("{prefix}/peer/stack"), stack);
+    let breaker = CircuitBreakerLayer::builder().build().expect("its defaults are valid");
+    let stack = retry::<Req, Req::Reply, CircuitBreakerError<StackError>>()
+        .layer(breaker.layer(pace.layer(limit.layer(Inner))));
+    bench.calls::<Req, _>(&format!("{prefix}/peer/stack with breaker"), stack);
 }
 
 #[cfg(not(feature = "peers"))]
@@ -450,6 +455,10 @@ impl Table<'_> {
             row(kind, &format!("{kind}: classify"), "-", "-", "classify", &each);
             let all = format!("<= {stack}, <= {share} of the peer");
             row(kind, &format!("{kind}: stack"), "stack", "stack", "stack", &all);
+            // Ours has no breaker: told, not compared.
+            if let Some(nanos) = self.over(kind, "peer/stack with breaker") {
+                println!("| {kind}: the peer's stack with its breaker | - | {nanos:.1} | - | - | - | - |");
+            }
             let unknown = "stack, nothing configured";
             row(kind, &format!("{kind}: {unknown}"), "stack", "stack", unknown, &all);
         }
