@@ -29,7 +29,7 @@ pin_project! {
     #[project = StateProj]
     enum State<S: Service<Req>, Req> {
         /// The rung's service gets ready; the slot is its.
-        Readying { service: S, request: Option<Req>, slot: Option<Slot> },
+        Readying { service: Option<S>, request: Option<Req>, slot: Option<Slot> },
         Calling { #[pin] future: S::Future },
         // Boxed: only who waits pays for it.
         Waiting { wait: Option<Box<Waiting>>, request: Option<Req> },
@@ -122,7 +122,8 @@ where
 {
     fn ready(&mut self, rung: usize, slot: Slot, request: Req) -> State<S, Req> {
         self.at = rung;
-        State::Readying { service: self.ladder.service(rung), request: Some(request), slot: Some(slot) }
+        let service = Some(self.ladder.service(rung));
+        State::Readying { service, request: Some(request), slot: Some(slot) }
     }
 
     fn queue(&mut self, request: Req) -> State<S, Req> {
@@ -300,28 +301,33 @@ where
         let mut me = self.project();
         loop {
             let next = match me.state.as_mut().project() {
-                StateProj::Readying { service, request, slot } => match ready!(service.poll_ready(cx)) {
-                    Err(error) => me.walk.judge(Err(error.into())),
-                    Ok(()) => {
-                        let rung = &me.walk.ladder.rungs[me.walk.at];
-                        let request = request.take().expect("polled after completion");
-                        if rung.provider.paused_since(slot) {
-                            *slot = None;
-                            let state = me.walk.queue(request);
-                            me.state.set(state);
+                StateProj::Readying { service: ready, request, slot } => {
+                    match ready!(ready.as_mut().expect("taken when it is called").poll_ready(cx)) {
+                        // It goes with its state: what failed to get ready is not called again.
+                        Err(error) => me.walk.judge(Err(error.into())),
+                        Ok(()) => {
+                            let rung = &me.walk.ladder.rungs[me.walk.at];
+                            let request = request.take().expect("polled after completion");
+                            if rung.provider.paused_since(slot) {
+                                *slot = None;
+                                let state = me.walk.queue(request);
+                                me.state.set(state);
+                                continue;
+                            }
+                            let request = match &rung.map {
+                                Some(map) => map(request),
+                                None => request,
+                            };
+                            rung.sends(me.walk.task.as_ref(), &request);
+                            let slot = slot.take().expect("granted with the rung");
+                            let mut service = ready.take().expect("just polled");
+                            let future = handover::offering(slot, || service.call(request));
+                            me.walk.ladder.keep(me.walk.at, service);
+                            me.state.set(State::Calling { future });
                             continue;
                         }
-                        let request = match &rung.map {
-                            Some(map) => map(request),
-                            None => request,
-                        };
-                        rung.sends(me.walk.task.as_ref(), &request);
-                        let slot = slot.take().expect("granted with the rung");
-                        let future = handover::offering(slot, || service.call(request));
-                        me.state.set(State::Calling { future });
-                        continue;
                     }
-                },
+                }
                 StateProj::Calling { future } => {
                     let outcome = ready!(future.poll(cx)).map_err(Into::into);
                     me.walk.judge(outcome)

@@ -26,11 +26,26 @@ pub struct HashedFailover<S, Req, R = CloneRequest, C = DefaultClassify> {
 
 /// What all clones share.
 pub(super) struct Ladder<S, Req> {
-    // Behind a mutex only to be `Sync`: a rung's service is cloned for each call, never called here.
-    pub(super) rungs: Box<[Rung<Mutex<S>, Req>]>,
+    // Behind a mutex that is held to take one out or to put one back, never across a call.
+    pub(super) rungs: Box<[Rung<Mutex<Stock<S>>, Req>]>,
     pub(super) patience: Patience,
     name: Arc<str>,
     untasked: AtomicU64,
+}
+
+/// The services of a rung that nobody is calling.
+pub(super) struct Stock<S> {
+    /// Cloned for each call; neither polled nor called itself.
+    model: S,
+    /// A clone that has made its call. Whoever takes it polls it ready again before the next one, like
+    /// every caller that keeps its service; so a boxed service need not be cloned for each call.
+    spare: Option<S>,
+}
+
+impl<S> Stock<S> {
+    fn new(model: S) -> Mutex<Self> {
+        Mutex::new(Stock { model, spare: None })
+    }
 }
 
 impl<S, Req> HashedFailover<S, Req> {
@@ -67,7 +82,7 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
     where
         S: Clone,
     {
-        let rungs = self.ladder.rungs.iter().map(|rung| rung.with(Mutex::new(copy(&rung.with)))).collect();
+        let rungs = self.ladder.rungs.iter().map(|rung| rung.with(Stock::new(copy(&rung.with)))).collect();
         HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience)), ..self }
     }
 
@@ -80,7 +95,7 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
         S: Clone,
     {
         let rungs = self.ladder.rungs.iter().map(|rung| {
-            let mut copy = rung.with(Mutex::new(copy(&rung.with)));
+            let mut copy = rung.with(Stock::new(copy(&rung.with)));
             copy.pot = budget.open(rung.provider.name());
             copy
         });
@@ -107,17 +122,17 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
         resend: R,
         classify: C,
     ) -> Self {
-        let rungs = rungs.into_iter().map(|rung| rung.map_with(Mutex::new)).collect();
+        let rungs = rungs.into_iter().map(|rung| rung.map_with(Stock::new)).collect();
         HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience)), resend, classify }
     }
 }
 
-fn copy<S: Clone>(service: &Mutex<S>) -> S {
-    service.lock().unwrap_or_else(PoisonError::into_inner).clone()
+fn copy<S: Clone>(stock: &Mutex<Stock<S>>) -> S {
+    stock.lock().unwrap_or_else(PoisonError::into_inner).model.clone()
 }
 
 impl<S, Req> Ladder<S, Req> {
-    fn new(rungs: Box<[Rung<Mutex<S>, Req>]>, patience: Patience) -> Self {
+    fn new(rungs: Box<[Rung<Mutex<Stock<S>>, Req>]>, patience: Patience) -> Self {
         Ladder { rungs, patience, name: "ladder".into(), untasked: AtomicU64::new(0) }
     }
 
@@ -133,11 +148,25 @@ impl<S, Req> Ladder<S, Req> {
         }
     }
 
+    /// A service of this rung, not ready yet.
     pub(super) fn service(&self, rung: usize) -> S
     where
         S: Clone,
     {
-        copy(&self.rungs[rung].with)
+        let mut stock = self.rungs[rung].with.lock().unwrap_or_else(PoisonError::into_inner);
+        match stock.spare.take() {
+            Some(spare) => spare,
+            None => stock.model.clone(),
+        }
+    }
+
+    /// Keeps a service that has just made its call, so that nothing it was polled ready for is left in it.
+    pub(super) fn keep(&self, rung: usize, service: S) {
+        let mut stock = self.rungs[rung].with.lock().unwrap_or_else(PoisonError::into_inner);
+        let surplus = stock.spare.replace(service);
+        drop(stock);
+        // Whatever its drop does, it does it without the lock.
+        drop(surplus);
     }
 
     /// The bits of all rungs but those of this provider; none if it has none here.
