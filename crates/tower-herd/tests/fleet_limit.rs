@@ -274,3 +274,22 @@ async fn nobody_is_sent_away_while_the_ceiling_is_still_being_discovered() {
         assert_eq!(call.await.unwrap().unwrap().status(), 200);
     }
 }
+
+// Law 2: after a timeout of ours the call may still run there, whether its head had come or not.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_given_up_leaves_its_slot_lingering() {
+    type Frames = futures_util::stream::Pending<Result<http_body::Frame<bytes::Bytes>, std::io::Error>>;
+    let provider = Fleet::local().configure("p", ProviderSettings::new().ceiling(1)).unwrap();
+    let layers = tower::ServiceBuilder::new()
+        .layer(FleetLimitLayer::new(&provider))
+        .layer(tower_herd::AttemptTimeoutLayer::new(secs(1)).idle(secs(2)));
+    let service = layers.service_fn(|_: common::Request| async {
+        let body = http_body_util::StreamBody::new(Frames::clone(&futures_util::stream::pending()));
+        Ok::<_, std::io::Error>(http::Response::new(body))
+    });
+    let reply = service.oneshot(request(1)).await.unwrap();
+    assert!(reply.into_body().collect().await.is_err());
+    assert_eq!(provider.in_flight(), 1);
+    tokio::time::sleep(secs(10)).await;
+    assert_eq!(provider.in_flight(), 0);
+}

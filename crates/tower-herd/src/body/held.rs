@@ -1,7 +1,9 @@
+use crate::BoxError;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use std::{
-    fmt,
+    any::Any,
+    fmt, io,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -42,7 +44,19 @@ pub trait Guard {
     fn end(self);
 }
 
-impl<B: Body, G: Guard> Body for HeldBody<B, G> {
+/// `'static`, as errors are: only so can a timeout be told from a connection that broke.
+fn is_timeout<E: 'static>(error: &E) -> bool {
+    let error: &dyn Any = error;
+    match error.downcast_ref::<BoxError>() {
+        Some(error) => crate::classify::is_timeout(&**error),
+        None => error.downcast_ref::<io::Error>().is_some_and(|error| crate::classify::is_timeout(error)),
+    }
+}
+
+impl<B: Body, G: Guard> Body for HeldBody<B, G>
+where
+    B::Error: 'static,
+{
     type Data = B::Data;
     type Error = B::Error;
 
@@ -55,13 +69,16 @@ impl<B: Body, G: Guard> Body for HeldBody<B, G> {
         // Returned as it is: a frame is large, and to wrap it again would move it.
         let polled = me.body.as_mut().poll_frame(cx);
         if me.guard.is_some() {
-            let ends = match &polled {
-                Poll::Pending => false,
-                Poll::Ready(Some(Ok(_))) => me.body.is_end_stream(),
-                Poll::Ready(_) => true,
-            };
-            if ends && let Some(guard) = me.guard.take() {
-                guard.end();
+            match &polled {
+                Poll::Pending => {}
+                Poll::Ready(Some(Ok(_))) if !me.body.is_end_stream() => {}
+                // Given up by us: it may still run there. Other errors end it.
+                Poll::Ready(Some(Err(error))) if is_timeout(error) => *me.guard = None,
+                Poll::Ready(_) => {
+                    if let Some(guard) = me.guard.take() {
+                        guard.end();
+                    }
+                }
             }
         }
         polled

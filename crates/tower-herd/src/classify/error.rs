@@ -79,7 +79,7 @@ fn proves(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Whether a wait of ours ran out: the call may still run at the provider.
-#[cfg(feature = "fleet-limit")]
+#[cfg(any(feature = "fleet-limit", feature = "http"))]
 pub(crate) fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     chain(error).any(|link| {
         #[cfg(feature = "attempt-timeout")]

@@ -23,7 +23,7 @@ mod traits;
 
 #[cfg(feature = "http")]
 pub use body::SensedBody;
-#[cfg(feature = "fleet-limit")]
+#[cfg(any(feature = "fleet-limit", feature = "http"))]
 pub(crate) use error::is_timeout;
 pub use error::{NotExecuted, signal_of_error};
 pub use layer::{Bodies, ClassifyLayer, Replies};
