@@ -96,7 +96,11 @@ impl<D> TaskLayer<D> {
         let mut defaults = self.shared.defaults.clone();
         change(&mut defaults);
         TaskLayer {
-            shared: Arc::new(Shared { defaults, seeds: Seeds::from_entropy() }),
+            // Drawn from the old ones, so that a fixed seed stays fixed.
+            shared: Arc::new(Shared {
+                defaults,
+                seeds: Seeds::from_seed(self.shared.seeds.session().bits()),
+            }),
             describe: self.describe,
         }
     }
@@ -244,5 +248,9 @@ mod tests {
         let second = seen(layer, Request::default()).await.id();
         assert_ne!(first, second);
         assert_eq!(seen(TaskLayer::new().seed(3), Request::default()).await.id(), first);
+        let later = || TaskLayer::new().seed(3).allowance(2);
+        let ids =
+            (seen(later(), Request::default()).await.id(), seen(later(), Request::default()).await.id());
+        assert_eq!(ids.0, ids.1, "whatever is set after it");
     }
 }

@@ -44,6 +44,9 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(60);
 /// The wire calls a task may fail with when it names no allowance.
 pub const DEFAULT_ALLOWANCE: u32 = 3;
 
+/// A task that goes to and fro between rungs is counted once at each, for so many of them.
+const POTS: usize = 6;
+
 /// A stable 64-bit key: who or what something is, for hashing and comparing.
 ///
 /// Integers are taken as they are, text by XXH3, which is the same on every machine and in every
@@ -118,8 +121,8 @@ struct Inner {
     criticality: Criticality,
     spent: AtomicU32,
     throttled: AtomicU32,
-    /// The retry budget that it was counted in last.
-    deposited: AtomicUsize,
+    /// The retry budgets that it was counted in; what comes after so many is not counted.
+    deposited: [AtomicUsize; POTS],
     /// Where its last call that was no success went.
     last: Mutex<Last>,
 }
@@ -146,7 +149,7 @@ impl Task {
             criticality: Criticality::default(),
             spent: AtomicU32::new(0),
             throttled: AtomicU32::new(0),
-            deposited: AtomicUsize::new(0),
+            deposited: Default::default(),
             last: Mutex::default(),
         }))
     }
@@ -207,7 +210,7 @@ impl Task {
             self = Task(Arc::new(Inner {
                 spent: AtomicU32::new(0),
                 throttled: AtomicU32::new(0),
-                deposited: AtomicUsize::new(0),
+                deposited: Default::default(),
                 last: Mutex::default(),
                 ..**old
             }));
@@ -271,9 +274,20 @@ impl Task {
     #[cfg_attr(not(feature = "jittered-retry"), expect(dead_code, reason = "only that layer has a budget"))]
     #[inline]
     pub(crate) fn first_deposit(&self, budget: usize) -> bool {
-        // Read first: a store would take the cache line from the task's other calls.
-        self.0.deposited.load(Ordering::Relaxed) != budget
-            && self.0.deposited.swap(budget, Ordering::Relaxed) != budget
+        for pot in &self.0.deposited {
+            // Read first: a store would take the cache line from the task's other calls.
+            let mut known = pot.load(Ordering::Relaxed);
+            if known == 0 {
+                match pot.compare_exchange(0, budget, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => return true,
+                    Err(now) => known = now,
+                }
+            }
+            if known == budget {
+                return false;
+            }
+        }
+        false
     }
 
     /// A call of it at `provider` came to nothing; it may have been executed there.
