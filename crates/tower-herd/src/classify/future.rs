@@ -122,10 +122,27 @@ mod bodies {
         }
     }
 
+    /// What the head said, and who is to be told. Told when dropped: whoever leaves while the body is being
+    /// read does not take a pause with him that the head has named.
+    struct Unrefined {
+        report: Option<Report>,
+        signal: Signal,
+    }
+
+    impl Drop for Unrefined {
+        fn drop(&mut self) {
+            if let Some(mut report) = self.report.take()
+                && !self.signal.kind.is_success()
+            {
+                report.head(&self.signal);
+            }
+        }
+    }
+
     /// A reply whose body is being read.
     struct Reading<B: Body> {
         parts: http::response::Parts,
-        signal: Signal,
+        head: Unrefined,
         /// Boxed: what has been polled may not move, and it will be handed out.
         body: Pin<Box<B>>,
         frames: Vec<Frame<B::Data>>,
@@ -194,7 +211,8 @@ mod bodies {
                         if most == 0 || !Reading::is_of_use(&reply, &signal, most) {
                             return Poll::Ready(Ok(pass(reply, signal, me.report, me.options)));
                         }
-                        let reading = Reading::start(reply, signal, me.options, most);
+                        let head = Unrefined { report: me.report.take(), signal };
+                        let reading = Reading::start(reply, head, me.options, most);
                         me.state.set(State::Reading { reading: Some(reading) });
                     }
                     StateProj::Reading { reading } => {
@@ -203,7 +221,7 @@ mod bodies {
                             None => panic!("polled after it was ready"),
                         };
                         let Some(reading) = reading.take() else { unreachable!("just polled") };
-                        return Poll::Ready(Ok(reading.finish(stop, &*me.classify, me.report.take())));
+                        return Poll::Ready(Ok(reading.finish(stop, &*me.classify)));
                     }
                 }
             }
@@ -255,14 +273,14 @@ mod bodies {
         }
 
         #[cold]
-        fn start(reply: http::Response<B>, signal: Signal, options: &Options, most: u32) -> Box<Self> {
-            let is_success = signal.kind.is_success();
+        fn start(reply: http::Response<B>, head: Unrefined, options: &Options, most: u32) -> Box<Self> {
+            let is_success = head.signal.kind.is_success();
             let is_stream = is_success && is_event_stream(Head::of(&reply).content_type());
             let (parts, body) = reply.into_parts();
             let time = Duration::from_millis(options.error_millis.into());
             Box::new(Reading {
                 parts,
-                signal,
+                head,
                 body: Box::pin(body),
                 frames: Vec::new(),
                 seen: Vec::new(),
@@ -301,17 +319,13 @@ mod bodies {
             Poll::Ready(Stop::Enough)
         }
 
-        fn finish<C>(
-            self,
-            stop: Stop<B::Error>,
-            classify: &C,
-            report: Option<Report>,
-        ) -> http::Response<SensedBody<B>>
+        fn finish<C>(self, stop: Stop<B::Error>, classify: &C) -> http::Response<SensedBody<B>>
         where
             C: Classify<http::Response<B>>,
         {
-            let Reading { mut parts, signal, body, frames, seen, is_stream, .. } = self;
-            let mut signal = classify.refine(Head::of_parts(&parts), &seen, signal);
+            let Reading { mut parts, mut head, body, frames, seen, is_stream, .. } = self;
+            let mut signal = classify.refine(Head::of_parts(&parts), &seen, head.signal);
+            let report = head.report.take();
             let (error, rest) = match stop {
                 Stop::End => (None, None),
                 Stop::Enough => (None, Some(body)),

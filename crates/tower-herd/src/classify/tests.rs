@@ -175,14 +175,14 @@ async fn a_call_dropped_at_any_point_is_reported_as_given_up() {
     assert!((&mut calling).now_or_never().is_none());
     drop(calling);
     assert_eq!(take(), [Entry::Begin, Entry::Dropped]);
-    // Reading an error body.
+    // Reading an error body: its head has said what it is, and a pause would be lost.
     let slow = service_fn(|()| {
         future::ready(Ok::<_, Infallible>(reply(500, &[], script([Wait(Duration::from_millis(500))]))))
     });
     let mut reading = Box::pin(layer.layer(slow).call(()));
     assert!((&mut reading).now_or_never().is_none());
     drop(reading);
-    assert_eq!(take(), [Entry::Begin, Entry::Dropped]);
+    assert_eq!(take(), [Entry::Begin, Entry::Head(Kind::Failed)]);
     // The inner service panics.
     let panics =
         service_fn(|()| -> future::Ready<Result<http::Response<Full<Bytes>>, Infallible>> { panic!("bug") });
