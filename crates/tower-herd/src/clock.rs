@@ -59,7 +59,7 @@ const fn nanos(duration: Duration) -> u64 {
 /// Reading it costs about 27 ns, so the layers read it only where an instant decides something: on
 /// the way of a call that meets no pause, no queue and no ramp it is read for one call in eight, to
 /// learn durations (one in 64 where calls take less than a millisecond).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     origin: Instant,
 }

@@ -3,6 +3,10 @@
 mod common;
 
 use common::{Answer, Request, Script, answer, ms, request, secs};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 use tokio::time::Instant;
 use tower::{Layer, ServiceBuilder, ServiceExt, layer::util::Stack};
 use tower_herd::{
@@ -239,7 +243,7 @@ async fn thirty_that_overflow_do_not_arrive_in_one_burst() {
     let times = scripts[1].times(start);
     let burst = times.iter().filter(|at| **at < times[0] + 100).count();
     assert!(burst <= 5, "{times:?}");
-    assert!(scripts[1].peak.load(std::sync::atomic::Ordering::SeqCst) <= 30);
+    assert!(scripts[1].peak.load(Ordering::SeqCst) <= 30);
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,4 +360,126 @@ async fn a_ladder_without_the_budget_leaves_one_pot() {
     for i in 0..400 {
         assert_eq!(retrying.clone().oneshot(request(i)).await.unwrap().status(), 200, "call {i}");
     }
+}
+
+// The same where the request belongs to no task: the copy that is sent again tells where it has been.
+#[tokio::test(start_paused = true)]
+async fn a_keyed_write_without_a_task_stays_there_too() {
+    for seed in 0..10 {
+        let fleet = Fleet::local();
+        let seen: Arc<Mutex<Vec<&str>>> = Arc::default();
+        let rungs = ["a", "b"].map(|name| {
+            let seen = seen.clone();
+            let script = Script::new(move |_, _| {
+                seen.lock().unwrap().push(name);
+                answer(503)
+            });
+            rung(&fleet.provider(name), &script)
+        });
+        let ladder = HashedFailover::new(rungs).unwrap();
+        let retrying = tower_herd::JitteredRetryLayer::new().seed(seed).layer(ladder.clone());
+        // A ladder without a task sends each request its own way.
+        for _ in 0..seed {
+            ladder.clone().oneshot(http::Request::put("/").body(String::new()).unwrap()).await.unwrap();
+        }
+        seen.lock().unwrap().clear();
+        retrying.oneshot(http::Request::put("/").body(String::new()).unwrap()).await.unwrap();
+        let seen = seen.lock().unwrap();
+        assert!(seen.len() == 3 && seen.iter().all(|name| *name == seen[0]), "{seen:?}");
+    }
+}
+
+// Nor does an error, which bears no mark of its provider, send it elsewhere.
+#[tokio::test(start_paused = true)]
+async fn a_keyed_write_that_was_lost_nobody_knows_where_is_not_repeated() {
+    let fleet = Fleet::local();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let rungs = ["a", "b"].map(|name| {
+        let calls = calls.clone();
+        let broken = tower::service_fn(move |_: Request| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            async { Err::<common::Response, tower_herd::BoxError>("reset".into()) }
+        });
+        Rung::new(&fleet.provider(name), broken)
+    });
+    let retrying = tower_herd::JitteredRetryLayer::new().layer(HashedFailover::new(rungs).unwrap());
+    let error = retrying.oneshot(http::Request::put("/").body(String::new()).unwrap()).await.unwrap_err();
+    assert_eq!((error.to_string(), calls.load(Ordering::Relaxed)), ("reset".into(), 1));
+}
+
+// A layer of a rung may say no for something that the ladder does not know: that is waited for, not asked
+// over and over.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_about_something_else_does_not_spin() {
+    for foreign in [false, true] {
+        let fleet = Fleet::local();
+        let (one, two) = (fleet.provider("one"), fleet.provider("two"));
+        let paused = if foreign { fleet.provider("account") } else { one.scope("model") };
+        let script = Script::always(answer(200));
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counting = {
+            let asked = asked.clone();
+            move |request: Request| {
+                assert!(asked.fetch_add(1, Ordering::Relaxed) < 20, "it spins");
+                request
+            }
+        };
+        let service = RetryAfterLayer::new(&paused).patience(ms(0)).layer(script.clone());
+        let service = tower::util::MapRequest::new(service, counting);
+        paused.pause_for(secs(30));
+        let rungs = [Rung::new(&one, service.clone()), Rung::new(&two, service)];
+        let start = Instant::now();
+        HashedFailover::new(rungs).unwrap().oneshot(request(1)).await.unwrap();
+        assert!((secs(30)..secs(33)).contains(&start.elapsed()), "{foreign}: {:?}", start.elapsed());
+    }
+}
+
+// Each fleet's clock has an origin of its own.
+#[tokio::test(start_paused = true)]
+async fn rungs_may_come_from_fleets_of_different_age() {
+    let old = Fleet::local().provider("old");
+    tokio::time::advance(secs(3600)).await;
+    let new = Fleet::local().provider("new");
+    for [first, second] in [[&old, &new], [&new, &old]] {
+        first.pause_for(secs(20));
+        second.pause_for(secs(10));
+        let start = Instant::now();
+        let script = Script::always(answer(200));
+        let ladder = HashedFailover::new([first, second].map(|provider| rung(provider, &script))).unwrap();
+        ladder.oneshot(request(1)).await.unwrap();
+        assert!((secs(10)..secs(12)).contains(&start.elapsed()), "{:?}", start.elapsed());
+        first.clear_pause();
+        second.clear_pause();
+        tokio::time::advance(secs(60)).await;
+    }
+}
+
+// Law 3: a task that goes to and fro is one task at each.
+#[tokio::test(start_paused = true)]
+async fn a_task_is_counted_once_at_each_provider() {
+    use tower_herd::{Budget as _, RatioBudget};
+    let ladder = ladder(&[5, 5], &[answer(200), answer(200)]);
+    let budget = RatioBudget::new(0.25).reserve(0, secs(1000)).window(secs(100_000));
+    let service = ladder.service().budget(&budget);
+    for i in 0..20 {
+        let paused = &ladder.providers[i % 2];
+        paused.pause_for(secs(20));
+        service.clone().oneshot(request(1)).await.unwrap();
+        paused.clear_pause();
+    }
+    // Each of 20 requests has a task of its own here.
+    assert_eq!(ladder.calls(), [10, 10]);
+    assert!(budget.of("rung-0").unwrap().try_withdraw() && budget.of("rung-0").unwrap().try_withdraw());
+    let budget = RatioBudget::new(0.25).reserve(0, secs(1000)).window(secs(100_000));
+    let service = ladder.service().budget(&budget);
+    let task = Task::new(1);
+    for i in 0..20 {
+        let paused = &ladder.providers[i % 2];
+        paused.pause_for(secs(20));
+        let mut request = request(1);
+        request.extensions_mut().insert(task.clone());
+        service.clone().oneshot(request).await.unwrap();
+        paused.clear_pause();
+    }
+    assert!(!budget.of("rung-0").unwrap().try_withdraw() && !budget.of("rung-1").unwrap().try_withdraw());
 }

@@ -3,10 +3,19 @@
 mod common;
 
 use common::{Script, answer, ms, request, secs};
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
 use tokio::time::Instant;
-use tower::{Layer, ServiceExt, util::BoxCloneService};
-use tower_herd::{Fleet, PauseReason, Refusal, RefusalKind, RetryAfterLayer, Task};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneService};
+use tower_herd::{
+    ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, PauseReason, Provider, ProviderSettings, Refusal,
+    RefusalKind, RetryAfterLayer, Task,
+    failover::Rung,
+    observe::{Event, Observe},
+};
 
 type Body = BoxCloneService<common::Request, http::Response<String>, tower_herd::BoxError>;
 
@@ -156,4 +165,211 @@ async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
     assert_eq!((provider.waiting(), provider.in_flight()), (0, 0));
     service.oneshot(request(1)).await.unwrap();
     assert_eq!((script.calls(), provider.in_flight()), (1, 0));
+}
+
+fn limited(provider: &Provider, script: &Script) -> Body {
+    let layers = ServiceBuilder::new()
+        .layer(RetryAfterLayer::new(provider))
+        .layer(FleetLimitLayer::new(provider).until_reply())
+        .layer(ClassifyLayer::new(provider).replies());
+    BoxCloneService::new(layers.service(script.clone()))
+}
+
+fn patient(id: u64) -> common::Request {
+    let mut request = request(id);
+    request.extensions_mut().insert(Task::new(id).deadline_in(secs(7200)));
+    request
+}
+
+// Law 1: a probe that nobody took belongs to the pause that it was of.
+#[tokio::test(start_paused = true)]
+async fn a_short_pause_is_not_probed_by_what_a_long_one_left_over() {
+    let provider = Fleet::local().provider("p");
+    let script = Script::always(answer(200));
+    provider.pause_for(secs(600));
+    tokio::time::advance(secs(601)).await;
+    provider.pause_for(secs(10));
+    let start = Instant::now();
+    limited(&provider, &script).oneshot(request(1)).await.unwrap();
+    assert!(start.elapsed() >= secs(10), "early: {:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_come_during_a_pause_do_not_end_it() {
+    for queued in [false, true] {
+        let provider = Fleet::local().provider("p");
+        let script = Script::always(answer(200));
+        provider.pause_for(secs(10));
+        let start = Instant::now();
+        let call = limited(&provider, &script).oneshot(request(1));
+        let settings = ProviderSettings::new().ceiling(5);
+        if queued {
+            let call = tokio::spawn(call);
+            tokio::time::sleep(secs(1)).await;
+            provider.configure(settings).unwrap();
+            call.await.unwrap().unwrap();
+        } else {
+            provider.configure(settings).unwrap();
+            call.await.unwrap();
+        }
+        assert!(start.elapsed() >= secs(10), "queued {queued}: early: {:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_scope_that_is_cleared_wakes_who_waits_for_it() {
+    for by_success in [false, true] {
+        let provider = Fleet::local().provider("p").scope("model");
+        let script = Script::always(answer(200));
+        let service = limited(&provider, &script);
+        let ladder = HashedFailover::new([Rung::new(&provider, service.clone())]).unwrap();
+        provider.pause_for(secs(3600));
+        let start = Instant::now();
+        let waiters = [
+            tokio::spawn(service.clone().oneshot(patient(1))),
+            tokio::spawn(service.oneshot(patient(2))),
+            tokio::spawn(ladder.clone().oneshot(patient(3))),
+            tokio::spawn(ladder.oneshot(patient(4))),
+        ];
+        let most = if by_success {
+            secs(305) // the probe's success
+        } else {
+            tokio::time::sleep(secs(1)).await;
+            provider.clear_pause();
+            secs(3)
+        };
+        for waiter in waiters {
+            waiter.await.unwrap().unwrap();
+        }
+        assert!(start.elapsed() <= most, "by success {by_success}: {:?}", start.elapsed());
+        assert_eq!((script.calls(), provider.waiting(), provider.in_flight()), (4, 0, 0));
+    }
+}
+
+// Law 2 holds for probes too: calls of other scopes may fill the ceiling.
+#[tokio::test(start_paused = true)]
+async fn a_probe_takes_a_slot() {
+    let provider = Fleet::local().configure("p", ProviderSettings::new().ceiling(1)).unwrap();
+    let model = provider.scope("model");
+    let script = Script::always(answer(200).after(secs(100)));
+    model.pause_for(secs(3600));
+    tokio::time::advance(secs(400)).await;
+    let other = tokio::spawn(limited(&provider, &script).oneshot(request(1)));
+    tokio::time::sleep(secs(1)).await;
+    let start = Instant::now();
+    limited(&model, &script).oneshot(patient(2)).await.unwrap();
+    other.await.unwrap().unwrap();
+    assert_eq!(script.peak.load(std::sync::atomic::Ordering::SeqCst), 1);
+    assert!(start.elapsed() < secs(300), "it goes when there is room: {:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_provider_and_scope_are_paused_the_probe_is_one_of_both() {
+    let provider = Fleet::local().provider("p");
+    let model = provider.scope("model");
+    let script = Script::always(answer(200));
+    provider.pause_for(secs(3600));
+    model.pause_for(secs(7000));
+    let start = Instant::now();
+    limited(&model, &script).oneshot(patient(1)).await.unwrap();
+    assert!(start.elapsed() >= secs(350) && start.elapsed() <= secs(355), "{:?}", start.elapsed());
+    assert!(model.paused_until().is_none());
+}
+
+// Its head has named the pause; that its caller leaves while the body is being read changes nothing.
+#[tokio::test(start_paused = true)]
+async fn the_pause_of_a_429_outlives_the_caller_that_met_it() {
+    type Frames = futures_util::stream::Pending<Result<http_body::Frame<bytes::Bytes>, std::io::Error>>;
+    let provider = Fleet::local().provider("p");
+    let service = ClassifyLayer::new(&provider).layer(service_fn(|_: common::Request| async {
+        let body = http_body_util::StreamBody::new(Frames::clone(&futures_util::stream::pending()));
+        let reply = http::Response::builder().status(429).header("retry-after", 30);
+        Ok::<_, std::io::Error>(reply.body(body).unwrap())
+    }));
+    assert!(tokio::time::timeout(ms(100), service.oneshot(request(1))).await.is_err());
+    assert!(provider.paused_until().is_some());
+}
+
+/// Ready itself; its clones never are.
+struct Alone(bool);
+
+impl Clone for Alone {
+    fn clone(&self) -> Self {
+        Alone(false)
+    }
+}
+
+impl Service<common::Request> for Alone {
+    type Response = common::Response;
+    type Error = tower_herd::BoxError;
+    type Future = std::future::Ready<Result<common::Response, tower_herd::BoxError>>;
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), tower_herd::BoxError>> {
+        if self.0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+    fn call(&mut self, _: common::Request) -> Self::Future {
+        std::future::ready(Ok(common::Response::default()))
+    }
+}
+
+// Laws 10 and 11: nor is a slot held for ever by who waits for its service.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_never_gets_ready_is_given_up_at_the_deadline() {
+    let provider = Fleet::local().configure("p", ProviderSettings::new().ceiling(1)).unwrap();
+    let task = || {
+        let mut request = request(1);
+        request.extensions_mut().insert(Task::new(1).deadline_in(secs(10)));
+        request
+    };
+    let mut limit = FleetLimitLayer::new(&provider).until_reply().layer(Alone(true));
+    let mut pause = RetryAfterLayer::new(&provider).layer(Alone(true));
+    let mut ladder = HashedFailover::new([Rung::new(&provider, Alone(false))]).unwrap();
+    for which in 0..3 {
+        provider.pause_for(secs(1));
+        let start = Instant::now();
+        let refusal = tokio::time::timeout(secs(600), async {
+            match which {
+                0 => limit.ready().await?.call(task()).await,
+                1 => pause.ready().await?.call(task()).await,
+                _ => ladder.ready().await?.call(task()).await,
+            }
+        });
+        let error = refusal.await.expect("in time").unwrap_err();
+        assert_eq!(Refusal::find(&*error).map(|refusal| refusal.kind), Some(RefusalKind::Deadline));
+        assert!((secs(10)..secs(11)).contains(&start.elapsed()), "{which}: {:?}", start.elapsed());
+        assert_eq!(provider.in_flight(), 0, "{which}");
+    }
+}
+
+// No lock is held while the observer is told: it may ask for anything.
+#[tokio::test(start_paused = true)]
+async fn an_observer_may_call_back() {
+    #[derive(Clone, Default)]
+    struct Nosy(Arc<Mutex<Option<Fleet>>>);
+    impl Observe for Nosy {
+        fn observe(&self, _: &Event<'_>) {
+            let Some(fleet) = self.0.lock().unwrap().clone() else { return };
+            let provider = fleet.provider("p");
+            let scope = provider.scope("model");
+            drop(format!("{fleet:?} {provider:?} {scope:?} {}", provider.waiting()));
+            provider.configure(ProviderSettings::new().start(50)).unwrap();
+        }
+    }
+    let nosy = Nosy::default();
+    let fleet = Fleet::local().observer(nosy.clone());
+    *nosy.0.lock().unwrap() = Some(fleet.clone());
+    let provider = fleet.configure("p", ProviderSettings::new().start(50)).unwrap();
+    let script = Script::new(|nth, _| match nth % 4 {
+        0 => answer(429).header("retry-after", 1),
+        1 => answer(529).header("retry-after", 1),
+        2 => answer(402),
+        _ => answer(500),
+    });
+    for provider in [provider.scope("model"), provider] {
+        for i in 0..8 {
+            // Answered or refused, but not stuck.
+            drop(limited(&provider, &script).oneshot(request(i)).await);
+            provider.clear_pause();
+            provider.pause_for(secs(1));
+        }
+    }
 }

@@ -14,6 +14,7 @@ use std::{
     sync::Arc,
     task::{Context, Poll, ready},
 };
+use tokio::time::{Instant, Sleep, sleep_until};
 use tower_service::Service;
 
 pin_project! {
@@ -29,10 +30,11 @@ pin_project! {
     #[project = StateProj]
     enum State<S: Service<Req>, Req> {
         /// The rung's service gets ready; the slot is its.
-        Readying { service: Option<S>, request: Option<Req>, slot: Option<Slot> },
+        Readying { service: Option<S>, request: Option<Req>, slot: Option<Slot>, end: Option<Pin<Box<Sleep>>> },
         Calling { #[pin] future: S::Future },
         // Boxed: only who waits pays for it.
         Waiting { wait: Option<Box<Waiting>>, request: Option<Req> },
+        Refused { error: Option<BoxError> },
         Done,
     }
 }
@@ -81,12 +83,18 @@ where
     let task = request.task().cloned();
     let key = ladder.key(task.as_ref());
     // A keyed write that may have been executed at one provider is repeated nowhere else.
-    let home = match (safety, &task) {
-        (Safety::Keyed, Some(task)) => task.home(),
+    let keyed = safety == Safety::Keyed;
+    let resent = request.resent().filter(|resent| keyed && resent.executed() != Executed::No);
+    let home = match (resent.and_then(|resent| resent.provider()), &task) {
+        (Some(provider), _) => Some(provider.clone()),
+        (None, Some(task)) if keyed => task.home(),
         _ => None,
     };
+    // Executed perhaps, and nobody can tell where: an error of a request that belongs to no task.
+    let lost = resent.is_some() && home.is_none() && ladder.is_of_several();
     let barred = home.map_or(0, |home| ladder.all_but(&home));
-    let found = ladder.try_tier(key, barred);
+    let lost = lost.then(|| ladder.lost());
+    let found = if lost.is_some() { Err(0) } else { ladder.try_tier(key, barred) };
     // Only now, so that the wait counts from the entry, and only if there is one.
     let wait = found.is_err().then(|| {
         let provider = &ladder.rungs[0].provider;
@@ -108,9 +116,10 @@ where
         held: None,
         refused: None,
     };
-    let state = match found {
-        Ok((rung, slot)) => walk.ready(rung, slot, request),
-        Err(_) => walk.queue(request),
+    let state = match (found, lost) {
+        (_, Some(refusal)) => State::Refused { error: Some(refusal.into()) },
+        (Ok((rung, slot)), None) => walk.ready(rung, slot, request),
+        (Err(_), None) => walk.queue(request),
     };
     ResponseFuture { state, walk }
 }
@@ -123,7 +132,7 @@ where
     fn ready(&mut self, rung: usize, slot: Slot, request: Req) -> State<S, Req> {
         self.at = rung;
         let service = Some(self.ladder.service(rung));
-        State::Readying { service, request: Some(request), slot: Some(slot) }
+        State::Readying { service, request: Some(request), slot: Some(slot), end: None }
     }
 
     fn queue(&mut self, request: Req) -> State<S, Req> {
@@ -142,6 +151,20 @@ where
     /// What the caller gets when the walk cannot go on.
     fn give_up(&mut self) -> Result<S::Response, BoxError> {
         *self.held.take().or_else(|| self.refused.take()).expect("the walk went on from an outcome")
+    }
+
+    /// The rung's service did not get ready before the deadline.
+    fn not_ready(&mut self) -> Result<S::Response, BoxError> {
+        match self.held.take() {
+            Some(held) => *held,
+            None => Err(self.ladder.rungs[self.at].provider.not_ready().into()),
+        }
+    }
+
+    /// The task's deadline.
+    fn end(&mut self) -> Instant {
+        let end = self.wait_for().end;
+        self.ladder.rungs[0].provider.clock().instant(end)
     }
 
     fn wait_for(&mut self) -> WaitFor {
@@ -175,11 +198,13 @@ where
 
     /// A layer of the rung said no: nothing was sent, and the rung may be asked again later.
     fn refused(&mut self, outcome: Result<S::Response, BoxError>) -> Next<S::Response> {
-        let clock = self.ladder.rungs[self.at].provider.clock();
+        // The ladder's, by which its waits are kept.
+        let clock = self.ladder.rungs[0].provider.clock();
         let refusal = outcome.as_ref().err().and_then(|error| Refusal::find(&**error));
-        let Some((kind, at)) = refusal.map(|refusal| (refusal.kind, refusal.retry_at)) else {
-            return Next::Return(outcome);
-        };
+        let Some(refusal) = refusal else { return Next::Return(outcome) };
+        let (kind, at) = (refusal.kind, refusal.retry_at);
+        let here = &self.ladder.rungs[self.at].provider;
+        let own = refusal.provider == *here.name() && refusal.scope.as_ref() == here.scope_name();
         if kind.is_terminal() {
             return Next::Return(outcome);
         }
@@ -193,22 +218,20 @@ where
             .unwrap_or_else(|| Box::new(Waiting::begin(&self.ladder, self.key, self.tried, wait)));
         match at {
             // A race for the slot, or a pause that began: its queue knows when.
-            Some(_) if matches!(kind, RefusalKind::NoSlot | RefusalKind::Paused) => {
-                waiting.hold_off(self.at, crate::Time::ZERO);
+            Some(_) if own && matches!(kind, RefusalKind::NoSlot | RefusalKind::Paused) => {
+                waiting.hold_off(self.at, None);
             }
-            // At least a little later, or a layer that is wrong about its instant would spin us.
-            Some(at) => {
-                let soon = clock.now().saturating_add(std::time::Duration::from_millis(1));
-                waiting.hold_off(self.at, clock.time(at).max(soon));
-            }
+            // A layer about something else: a scope that the ladder does not know, another provider.
+            Some(at) => waiting.hold_off(self.at, Some(clock.time(at))),
             None => {
                 self.tried |= 1 << self.at;
                 waiting.exclude(self.at);
             }
         }
+        let held_off = waiting.held_off();
         self.waiting = Some(waiting);
         self.refused = Some(Box::new(outcome));
-        match self.ladder.try_all(self.key, self.tried | (1 << self.at)) {
+        match self.ladder.try_all(self.key, self.tried | held_off) {
             Some((rung, slot)) => Next::Call(rung, slot),
             None => Next::Queue,
         }
@@ -251,7 +274,8 @@ where
         // these wait for the next rung. What the retry layer would send again goes on only into a
         // free slot.
         let waits = matches!(signal.kind, Kind::Empty | Kind::Depleted | Kind::Misconfigured);
-        match self.ladder.try_all(self.key, self.tried) {
+        let held_off = self.waiting.as_ref().map_or(0, |waiting| waiting.held_off());
+        match self.ladder.try_all(self.key, self.tried | held_off) {
             Some((rung, slot)) => {
                 self.charge(signal.kind);
                 self.overflow(rung, signal.kind);
@@ -301,11 +325,20 @@ where
         let mut me = self.project();
         loop {
             let next = match me.state.as_mut().project() {
-                StateProj::Readying { service: ready, request, slot } => {
-                    match ready!(ready.as_mut().expect("taken when it is called").poll_ready(cx)) {
+                StateProj::Readying { service: ready, request, slot, end } => {
+                    match ready.as_mut().expect("taken when it is called").poll_ready(cx) {
+                        Poll::Pending => {
+                            let end = end.get_or_insert_with(|| Box::pin(sleep_until(me.walk.end())));
+                            ready!(end.as_mut().poll(cx));
+                            *slot = None;
+                            Next::Return(me.walk.not_ready())
+                        }
                         // It goes with its state: what failed to get ready is not called again.
-                        Err(error) => me.walk.judge(Err(error.into())),
-                        Ok(()) => {
+                        Poll::Ready(Err(error)) => {
+                            *slot = None;
+                            me.walk.judge(Err(error.into()))
+                        }
+                        Poll::Ready(Ok(())) => {
                             let rung = &me.walk.ladder.rungs[me.walk.at];
                             let request = request.take().expect("polled after completion");
                             if rung.provider.paused_since(slot) {
@@ -347,6 +380,9 @@ where
                         }),
                     }
                 }
+                StateProj::Refused { error } => {
+                    Next::Return(Err(error.take().expect("polled after completion")))
+                }
                 StateProj::Done => panic!("polled after completion"),
             };
             let state = match next {
@@ -380,6 +416,7 @@ impl<S: Service<Req>, Req, R: Resend<Req>, C> fmt::Debug for ResponseFuture<S, R
             State::Readying { .. } => "readying",
             State::Calling { .. } => "calling",
             State::Waiting { .. } => "waiting",
+            State::Refused { .. } => "refused",
             State::Done => "done",
         };
         f.debug_struct("ResponseFuture")

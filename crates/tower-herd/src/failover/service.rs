@@ -180,6 +180,11 @@ impl<S, Req> Ladder<S, Req> {
         if bits(true) == 0 { 0 } else { bits(false) }
     }
 
+    /// Whether its rungs are of more than one provider.
+    pub(super) fn is_of_several(&self) -> bool {
+        self.rungs.windows(2).any(|two| two[0].provider.name() != two[1].provider.name())
+    }
+
     /// The next rung after those in `done` (a bit a rung), in the order of this key.
     pub(super) fn next(&self, key: Key, done: u64) -> Option<usize> {
         let left = self.rungs.iter().enumerate().filter(|(i, _)| done & (1 << i) == 0);

@@ -6,10 +6,10 @@ use super::{
     service::Ladder,
 };
 use crate::{
-    Clock, Key, Refusal, RefusalKind, Time,
+    Clock, Key, Provider, Refusal, RefusalKind, Time,
     gate::{Claimed, Entry},
     observe::Event,
-    provider::{Core, Slot, WaitFor},
+    provider::{Core, Rest, Slot, WaitFor},
 };
 use std::{
     future::Future,
@@ -18,7 +18,7 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 pub(super) struct Waiting {
     key: Key,
@@ -34,12 +34,32 @@ pub(super) struct Waiting {
     sleep: Pin<Box<Sleep>>,
 }
 
+/// The least time before a rung is asked again whose layers refused; doubles with each refusal in a row.
+const SOON: Duration = Duration::from_millis(1);
+
 struct Place {
     rung: usize,
     /// A layer of the rung said no until then, although a slot was free.
     not_before: Time,
+    /// How often in a row: who is wrong about its instants is asked ever more rarely.
+    refusals: u32,
     /// None: not in the queue now, for a pause of its scope or the above.
     entry: Option<Entry<Arc<Core>>>,
+    /// Among those who wait for the end of its scope's pause.
+    rest: Option<Rest>,
+}
+
+impl<S, Req> Ladder<S, Req> {
+    /// The refusal of a keyed write that may have taken effect at nobody knows which rung.
+    pub(super) fn lost(&self) -> Refusal {
+        let why = "it may have taken effect, and nothing tells at which rung; give it a task";
+        self.refuse(RefusalKind::Exhausted, why, None)
+    }
+
+    fn refuse(&self, kind: RefusalKind, why: &'static str, at: Option<Instant>) -> Refusal {
+        self.rungs[0].provider.observe(|| Event::Refused { provider: self.name(), scope: None, kind });
+        Refusal::new(kind, why, self.name().clone(), at)
+    }
 }
 
 impl Waiting {
@@ -63,15 +83,27 @@ impl Waiting {
         self.places.retain(|place| place.rung != rung);
     }
 
-    /// A layer of the rung refused the call until `at`: it is asked again then.
-    pub(super) fn hold_off(&mut self, rung: usize, at: Time) {
-        match self.places.iter_mut().find(|place| place.rung == rung) {
-            Some(place) => place.not_before = at,
+    /// A layer of the rung refused the call until `at` (none: its own queue knows): it is asked again then,
+    /// and at least a little later, or a layer that is wrong about its instants would spin us.
+    pub(super) fn hold_off(&mut self, rung: usize, at: Option<Time>) {
+        self.joined |= 1 << rung;
+        let place = match self.places.iter().position(|place| place.rung == rung) {
+            Some(i) => &mut self.places[i],
             None => {
-                self.joined |= 1 << rung;
-                self.places.push(Place { rung, not_before: at, entry: None });
+                self.places.push(Place::new(rung));
+                self.places.last_mut().expect("just pushed")
             }
-        }
+        };
+        let soon = SOON.saturating_mul(1 << place.refusals.min(8));
+        place.refusals = place.refusals.saturating_add(1);
+        place.not_before = self.clock.now().saturating_add(soon).max(at.unwrap_or_default());
+    }
+
+    /// The rungs that are not to be asked yet, one bit each.
+    pub(super) fn held_off(&self) -> u64 {
+        let now = self.clock.now();
+        let places = self.places.iter().filter(|place| place.not_before > now);
+        places.fold(0, |bits, place| bits | 1 << place.rung)
     }
 
     pub(super) fn poll<S, Req>(
@@ -86,12 +118,12 @@ impl Waiting {
             }
             let mut again_at = self.next_tier.unwrap_or(Time::MAX).min(self.wait.until);
             for place in &mut self.places {
-                match place.poll(ladder, &self.wait, now, cx) {
+                match place.poll(ladder, &self.wait, self.clock, now, cx) {
                     Ok(slot) => {
                         let rung = place.rung;
                         // All other places are given up, this one was served.
                         for place in &mut self.places {
-                            place.entry = None;
+                            (place.entry, place.rest) = (None, None);
                         }
                         return Poll::Ready(Ok((rung, slot)));
                     }
@@ -126,12 +158,13 @@ impl Waiting {
             }
             self.joined |= bit;
             // Before it joins: the outlook is that of the place it will get.
-            let stay = match step(ladder.patience, Duration::ZERO, rung.provider.outlook(now)) {
+            let there = at(self.clock, rung.provider.clock(), now);
+            let stay = match step(ladder.patience, Duration::ZERO, rung.provider.outlook(there)) {
                 Step::Overflow => Duration::ZERO,
                 Step::Stay(time) => time,
             };
             patience = patience.max(Some(stay));
-            self.places.push(Place { rung: i, not_before: Time::ZERO, entry: None });
+            self.places.push(Place::new(i));
         }
         if ladder.next(self.key, self.done | self.joined).is_some() {
             self.next_tier = Some(now.saturating_add(patience.unwrap_or_default()));
@@ -142,7 +175,10 @@ impl Waiting {
     /// no reason to give up: they count tasks that will be served elsewhere.)
     fn is_in_vain<S, Req>(&self, ladder: &Ladder<S, Req>, now: Time) -> bool {
         let mut rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
-        rungs.all(|(_, rung)| rung.provider.is_paused_beyond(self.wait.until, now))
+        rungs.all(|(_, rung)| {
+            let there = |time| at(self.clock, rung.provider.clock(), time);
+            rung.provider.is_paused_beyond(there(self.wait.until), there(now))
+        })
     }
 
     /// Nothing can be had before the end: when might it be?
@@ -150,38 +186,56 @@ impl Waiting {
         // Its own places are not in its way.
         self.places.clear();
         let rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
-        let at = rungs.map(|(_, rung)| now.saturating_add(rung.provider.estimate(now))).min();
-        ladder.rungs[0].provider.observe(|| Event::Refused {
-            provider: ladder.name(),
-            scope: None,
-            kind: RefusalKind::NoRung,
-        });
+        let wait = |provider: &Provider| provider.estimate(at(self.clock, provider.clock(), now));
+        let at = rungs.map(|(_, rung)| now.saturating_add(wait(&rung.provider))).min();
         let why = "no rung had room for it before its deadline";
-        Refusal::new(RefusalKind::NoRung, why, ladder.name().clone(), at.map(|at| self.clock.instant(at)))
+        ladder.refuse(RefusalKind::NoRung, why, at.map(|at| self.clock.instant(at)))
     }
 }
 
+/// `time` of one clock on another: the rungs may come from several fleets, whose clocks have each an origin
+/// of their own.
+fn at(from: Clock, to: Clock, time: Time) -> Time {
+    if from == to || time == Time::MAX { time } else { to.time(from.instant(time)) }
+}
+
 impl Place {
-    /// A slot, or the instant at which to ask again if nobody wakes us before.
+    fn new(rung: usize) -> Self {
+        Place { rung, not_before: Time::ZERO, refusals: 0, entry: None, rest: None }
+    }
+
+    /// A slot, or the instant (by `clock`, the ladder's) at which to ask again if nobody wakes us before.
     fn poll<S, Req>(
         &mut self,
         ladder: &Ladder<S, Req>,
         wait: &WaitFor,
+        clock: Clock,
         now: Time,
         cx: &mut Context<'_>,
     ) -> Result<Slot, Time> {
-        let provider = &ladder.rungs[self.rung].provider;
         if now < self.not_before {
-            self.entry = None;
+            (self.entry, self.rest) = (None, None);
             return Err(self.not_before);
         }
+        let provider = &ladder.rungs[self.rung].provider;
+        let there = at(clock, provider.clock(), now);
+        self.ask(provider, wait, there, cx).map_err(|again_at| at(provider.clock(), clock, again_at))
+    }
+
+    fn ask(
+        &mut self,
+        provider: &Provider,
+        wait: &WaitFor,
+        now: Time,
+        cx: &mut Context<'_>,
+    ) -> Result<Slot, Time> {
         if let Some(probe) = provider.try_long_probe(now) {
             return Ok(probe);
         }
-        let probe_due = provider.long_probe_due(now).unwrap_or(Time::MAX);
-        if let Some(until) = provider.scope_pause(now) {
+        let probe_at = provider.probe_at(now).unwrap_or(Time::MAX);
+        if let Some(until) = provider.rest(now, &mut self.rest, cx.waker()) {
             self.entry = None;
-            return Err(until.min(probe_due));
+            return Err(until.min(probe_at));
         }
         let entry = match &mut self.entry {
             Some(entry) => entry,
@@ -196,7 +250,7 @@ impl Place {
                 self.entry = None;
                 Ok(Slot::new(core, Some(admitted)))
             }
-            Claimed::Wait { again_at } => Err(again_at.unwrap_or(Time::MAX).min(probe_due)),
+            Claimed::Wait { again_at } => Err(again_at.unwrap_or(Time::MAX).min(probe_at)),
         }
     }
 }

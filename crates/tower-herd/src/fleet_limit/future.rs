@@ -141,8 +141,17 @@ where
                             Err(refusal) => return Poll::Ready(Err(refusal.into())),
                         }
                     }
-                    if let Err(error) = ready!(wait.service.poll_ready(cx)) {
-                        return Poll::Ready(Err(error.into()));
+                    match wait.service.poll_ready(cx) {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(error)) => {
+                            wait.slot = None;
+                            return Poll::Ready(Err(error.into()));
+                        }
+                        Poll::Pending => {
+                            let refusal = ready!(wait.admission.poll_end(cx));
+                            wait.slot = None;
+                            return Poll::Ready(Err(refusal.into()));
+                        }
                     }
                     if wait.provider.paused_since(&wait.slot) {
                         // A pause began while the service got ready: back to the queue.

@@ -182,6 +182,12 @@ impl<P: Pacer> Gate<P> {
         self.locked(|inner, wakes| inner.admit_now(&self.word, now, wakes))
     }
 
+    /// Takes a free slot past the queue and the pacer, if `allow` (told what is in flight) agrees: for a
+    /// probe while all others are paused.
+    pub fn try_take(&self, now: Time, allow: impl FnOnce(&P, u32) -> bool) -> bool {
+        self.locked(|inner, wakes| inner.take(&self.word, now, allow, wakes))
+    }
+
     /// Gives a slot back.
     #[inline]
     pub fn release(&self) {

@@ -285,6 +285,27 @@ impl<P: Pacer> Inner<P> {
         Some(Claimed::Wait { again_at })
     }
 
+    /// A slot for somebody who is asked for by nobody but itself.
+    pub(super) fn take(
+        &mut self,
+        word: &Word,
+        now: Time,
+        allow: impl FnOnce(&P, u32) -> bool,
+        wakes: &mut Wakes,
+    ) -> bool {
+        self.tick(word, now);
+        // Holds off the fast path: what is seen stays true, but for slots given back.
+        let (cap, fast, flags) = self.desired();
+        word.publish(cap, fast, flags | WAITING);
+        let bits = word.load();
+        let taken = bits.free() > 0 && allow(&self.pacer, bits.busy());
+        if taken {
+            word.admit();
+        }
+        self.settle(word, None, wakes);
+        taken
+    }
+
     /// A slot for somebody who does not wait.
     pub(super) fn admit_now(
         &mut self,

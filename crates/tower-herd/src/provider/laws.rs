@@ -72,7 +72,13 @@ impl History {
 
     async fn call(&self, provider: &Provider, scope: Option<u64>, random: &mut fastrand::Rng) {
         let core = provider.core.clone();
-        let wait = WaitFor { agent: None, class: Class::Interactive, until: Time::MAX, deadline: true };
+        let wait = WaitFor {
+            agent: None,
+            class: Class::Interactive,
+            until: Time::MAX,
+            deadline: true,
+            end: Time::MAX,
+        };
         let mut admission = Admission::begin(provider, wait, core.clock().now()).unwrap();
         let claim = poll_fn(|cx| admission.poll(cx));
         // Some give up while they wait.
@@ -133,7 +139,7 @@ impl History {
         if kind == Kind::Throttled && signal.pushback == Pushback::None {
             let known = match on {
                 None => self.provider.core.root.paused(now).map(|(until, _)| until),
-                Some(_) => provider.scope_pause(now),
+                Some(_) => provider.rest(now, &mut None, std::task::Waker::noop()),
             };
             let mut model = self.model.borrow_mut();
             model.pause(on, known.unwrap_or(now));
@@ -196,7 +202,8 @@ async fn a_pause_holds_who_waits_and_its_end_lets_them_go() {
     let settings = ProviderSettings::new().ceiling(1);
     let provider = Fleet::local().seed(1).configure("any", settings).unwrap();
     let held = provider.try_slot().unwrap_or_else(|_| panic!("free"));
-    let wait = WaitFor { agent: None, class: Class::Interactive, until: Time::MAX, deadline: true };
+    let wait =
+        WaitFor { agent: None, class: Class::Interactive, until: Time::MAX, deadline: true, end: Time::MAX };
     let waiter = tokio::spawn({
         let provider = provider.clone();
         async move {

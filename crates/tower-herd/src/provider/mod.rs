@@ -53,6 +53,7 @@ pub use fleet::Fleet;
 pub use pause::PauseReason;
 pub use settings::{ProviderSettings, SettingsError};
 
+pub(crate) use scope::Rest;
 pub(crate) use sensing::Sensing;
 pub(crate) use slot::{Denied, Place, Slot};
 pub(crate) use wait::{Admission, WaitFor};
@@ -65,9 +66,8 @@ use crate::{
 };
 use control::Control;
 use durations::Durations;
-use scope::Scope;
+use scope::{Scope, Scopes};
 use std::{
-    collections::HashMap,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -95,7 +95,7 @@ pub(crate) struct Core {
     gate: Gate<Control>,
     /// The pause of the whole provider.
     root: Scope,
-    scopes: Mutex<HashMap<Arc<str>, Arc<Scope>>>,
+    scopes: Mutex<Scopes>,
     /// Successes of calls admitted as the n-th in flight, n at least this, change the control.
     interest: AtomicU32,
     /// Congestion events so far: which calls were sent before the last one.
@@ -234,16 +234,7 @@ impl Provider {
     /// A scope of a scope is a scope of the provider.
     #[must_use]
     pub fn scope(&self, name: &str) -> Provider {
-        let mut scopes = lock(&self.core.scopes);
-        let scope = match scopes.get(name) {
-            Some(scope) => scope.clone(),
-            None => {
-                scope::make_room(&mut scopes, self.core.clock().now());
-                let scope = Arc::new(Scope::named(name));
-                scopes.insert(name.into(), scope.clone());
-                scope
-            }
-        };
+        let scope = lock(&self.core.scopes).get(name, || self.core.clock().now());
         Provider { core: self.core.clone(), scope: Some(scope) }
     }
 
@@ -283,8 +274,10 @@ impl Provider {
         self.core.aborts.store(settings.aborts, Ordering::Relaxed);
         self.core.gate.configure(settings.queue, settings.batch_age);
         let new = control::Settings::from(&settings);
-        self.core.control(|control, _, _| control.configure(new));
         *known = Some(settings);
+        // Before the observer hears of the new ceiling: it may ask for anything.
+        drop(known);
+        self.core.control(|control, _, _| control.configure(new));
         Ok(())
     }
 

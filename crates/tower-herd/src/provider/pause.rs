@@ -92,19 +92,34 @@ impl Pause {
         }
     }
 
-    /// Takes the one probe that is due, if one is; [`Self::probe_ended`] gives the place back.
-    pub(crate) fn take_probe(&mut self, now: Time) -> bool {
-        if self.probing || now >= self.until || self.probe_at.is_none_or(|at| now < at) {
-            return false;
-        }
-        self.probing = true;
-        self.probe_at = Some(now.saturating_add(self.probe_gap));
-        true
+    /// Whether a probe may go now.
+    pub(crate) fn probe_is_due(&self, now: Time) -> bool {
+        !self.probing && now < self.until && self.probe_at.is_some_and(|at| at <= now)
     }
 
-    /// When the next probe is due, if this pause is long enough for one.
-    pub(crate) fn probe_at(&self) -> Option<Time> {
-        self.probe_at.filter(|at| *at < self.until)
+    /// Takes the one probe that is due, if one is; [`Self::probe_ended`] gives the place back.
+    pub(crate) fn take_probe(&mut self, now: Time) -> bool {
+        let is_due = self.probe_is_due(now);
+        if is_due {
+            self.probing = true;
+            self.probe_at = Some(now.saturating_add(self.probe_gap));
+        }
+        is_due
+    }
+
+    /// The probe that was just taken does not go after all.
+    pub(crate) fn untake_probe(&mut self, now: Time) {
+        self.probing = false;
+        self.probe_at = self.probe_at.map(|at| at.min(now));
+    }
+
+    /// When to look for a probe again, for who found none to take `now`; none if this pause is too short
+    /// for one.
+    pub(crate) fn probe_at(&self, now: Time) -> Option<Time> {
+        let at = self.probe_at?;
+        // Due, but one is under way or no slot was free: not at every instant.
+        let at = if at <= now { now.saturating_add(self.probe_gap / 20) } else { at };
+        (at < self.until).then_some(at)
     }
 
     pub(crate) fn probe_ended(&mut self) {
@@ -116,6 +131,10 @@ impl Pause {
         let wait = wait.min(LONGEST);
         let until = now.saturating_add(wait);
         self.generation += 1;
+        if now >= self.until {
+            // The one before is over, and its probes with it: this one may be too short for any.
+            self.probe_at = None;
+        }
         if until > self.until || now >= self.until {
             self.until = until;
             self.reason = Some(reason);
@@ -165,6 +184,8 @@ impl Pause {
         if ended {
             self.clear(now);
         }
+        // Over by itself, it has nothing more to learn: the next successes need not come here.
+        self.reason = None;
         ended
     }
 
@@ -217,7 +238,10 @@ mod tests {
             }
         }
         assert!(!pause.succeeded(at(200), 0), "sent before the pause: proves nothing");
-        pause.succeeded(at(200), pause.generation());
+        assert!(
+            !pause.succeeded(at(200), pause.generation()) && !pause.wants_success(),
+            "nothing left to learn"
+        );
         assert_eq!(pause.bare(pause.generation()), secs(1));
     }
 
@@ -242,7 +266,12 @@ mod tests {
         let mut pause = Pause::default();
         pause.set(at(0), secs(300), PauseReason::Hint);
         assert!((0..300).all(|second| !pause.take_probe(at(second))));
-        assert_eq!(pause.probe_at(), None);
+        assert_eq!(pause.probe_at(at(0)), None);
+        // Nor is a short one by the probe that a long one before it has left over.
+        pause.set(at(1000), secs(600), PauseReason::Hint);
+        pause.set(at(1700), secs(10), PauseReason::Hint);
+        assert!((1700..1710).all(|second| !pause.take_probe(at(second))));
+        assert_eq!(pause.probe_at(at(1701)), None);
     }
 
     #[test]

@@ -4,11 +4,13 @@ use super::{
 };
 use crate::Time;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
+    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::Waker,
 };
 
 /// A pause with what the hot path reads of it.
@@ -19,10 +21,70 @@ pub(crate) struct Scope {
     until: AtomicU64,
     generation: AtomicU64,
     wants_success: AtomicBool,
-    pause: Mutex<Pause>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pause: Pause,
+    /// Those who wait for its end; woken if that comes before its time. (The provider's own pause is
+    /// waited for in the queue.)
+    sleepers: BTreeMap<u64, Waker>,
+    names: u64,
+}
+
+/// A place among the sleepers of a scope; left when dropped.
+pub(crate) struct Rest {
+    scope: Arc<Scope>,
+    name: u64,
+}
+
+impl Rest {
+    fn of(&self, scope: &Arc<Scope>) -> bool {
+        Arc::ptr_eq(&self.scope, scope)
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        let waker = lock(&self.scope.state).sleepers.remove(&self.name);
+        // After the lock: what a waker runs when dropped is not ours.
+        drop(waker);
+    }
 }
 
 impl Scope {
+    /// Until when it is paused; the waker is kept in `rest`, to be woken if the pause ends before.
+    pub(super) fn rest(self: &Arc<Self>, now: Time, rest: &mut Option<Rest>, waker: &Waker) -> Option<Time> {
+        if self.is_open() {
+            *rest = None;
+            return None;
+        }
+        let mut state = lock(&self.state);
+        let Look::Until(until, _) = state.pause.look(now) else {
+            drop(state);
+            *rest = None;
+            return None;
+        };
+        let name = match rest.as_ref().filter(|rest| rest.of(self)) {
+            Some(rest) => rest.name,
+            None => {
+                state.names += 1;
+                state.names
+            }
+        };
+        let before = match state.sleepers.get(&name) {
+            Some(before) if before.will_wake(waker) => None,
+            _ => state.sleepers.insert(name, waker.clone()),
+        };
+        drop(state);
+        drop(before);
+        if rest.as_ref().is_none_or(|rest| !rest.of(self)) {
+            *rest = Some(Rest { scope: self.clone(), name });
+        }
+        Some(until)
+    }
+
     pub(super) fn named(name: &str) -> Self {
         Scope { name: Some(name.into()), ..Scope::default() }
     }
@@ -46,8 +108,8 @@ impl Scope {
         if self.is_open() {
             return None;
         }
-        let pause = lock(&self.pause);
-        match pause.look(now) {
+        let state = lock(&self.state);
+        match state.pause.look(now) {
             Look::Until(until, reason) => Some((until, reason)),
             Look::Open => {
                 // Over: spare the next calls the look. Under the lock, so no newer pause is lost.
@@ -58,12 +120,17 @@ impl Scope {
     }
 
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut Pause) -> R) -> R {
-        let mut pause = lock(&self.pause);
-        let result = change(&mut pause);
+        let mut state = lock(&self.state);
+        let pause = &mut state.pause;
+        let before = pause.until();
+        let result = change(pause);
         // A pause that was cleared ends in the past: the next look finds it open.
         self.until.store(pause.until().as_nanos(), Ordering::Release);
         self.generation.store(pause.generation(), Ordering::Release);
         self.wants_success.store(pause.wants_success(), Ordering::Relaxed);
+        let woken = if pause.until() < before { mem::take(&mut state.sleepers) } else { BTreeMap::new() };
+        drop(state);
+        woken.into_values().for_each(Waker::wake);
         result
     }
 }
@@ -72,8 +139,70 @@ impl Scope {
 /// open and that nobody holds are forgotten.
 const MANY: usize = 4096;
 
-pub(super) fn make_room(scopes: &mut HashMap<Arc<str>, Arc<Scope>>, now: Time) {
-    if scopes.len() >= MANY {
-        scopes.retain(|_, scope| Arc::strong_count(scope) > 1 || scope.paused(now).is_some());
+/// The scopes of one provider, by name.
+#[derive(Debug)]
+pub(super) struct Scopes {
+    known: HashMap<Arc<str>, Arc<Scope>>,
+    /// When there are so many, those that can be are forgotten.
+    most: usize,
+}
+
+impl Default for Scopes {
+    fn default() -> Self {
+        Scopes { known: HashMap::new(), most: MANY }
+    }
+}
+
+impl Scopes {
+    pub(super) fn get(&mut self, name: &str, now: impl FnOnce() -> Time) -> Arc<Scope> {
+        if let Some(scope) = self.known.get(name) {
+            return scope.clone();
+        }
+        if self.known.len() >= self.most {
+            let now = now();
+            self.known.retain(|_, scope| Arc::strong_count(scope) > 1 || scope.paused(now).is_some());
+            // Not at each newcomer where all are in use: to look at all of them takes its time.
+            self.most = MANY.max(self.known.len().saturating_mul(2));
+        }
+        let scope = Arc::new(Scope::named(name));
+        self.known.insert(name.into(), scope.clone());
+        scope
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn scopes_without_number_are_forgotten_but_for_those_in_use() {
+        let mut scopes = Scopes::default();
+        let held = scopes.get("held", || Time::ZERO);
+        scopes
+            .get("paused", || Time::ZERO)
+            .change(|pause| pause.set(Time::ZERO, Duration::from_secs(9), PauseReason::Hint));
+        let mut looks = 0;
+        for n in 0..100_000 {
+            scopes.get(&n.to_string(), || {
+                looks += 1;
+                Time::from_nanos(1)
+            });
+            assert!(scopes.known.len() <= MANY);
+        }
+        assert!(looks <= 100_000 / (MANY - 2) + 1);
+        assert!(Arc::ptr_eq(&held, &scopes.get("held", || Time::ZERO)));
+        assert!(!scopes.get("paused", || Time::ZERO).is_open());
+        // All in use: they are looked at when their number has doubled, not each time.
+        looks = 0;
+        let all: Vec<_> = (0..20_000)
+            .map(|n| {
+                scopes.get(&n.to_string(), || {
+                    looks += 1;
+                    Time::from_nanos(1)
+                })
+            })
+            .collect();
+        assert!(looks <= 4 && all.len() == 20_000, "{looks}");
     }
 }

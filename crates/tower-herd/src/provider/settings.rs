@@ -106,7 +106,7 @@ impl ProviderSettings {
             return wrong("start", "is below the floor");
         }
         if self.ceiling.unwrap_or(self.start).max(self.start) > crate::gate::MAX_CAP {
-            return wrong("ceiling", "is larger than 2^30 - 1");
+            return wrong("ceiling", "is larger than 2^20 - 1");
         }
         if self.requests_per_minute == Some(0) {
             return wrong("requests_per_minute", "must be at least 1; to call nobody, pause the provider");

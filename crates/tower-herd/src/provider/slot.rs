@@ -1,4 +1,8 @@
-use super::{Core, Provider, Scope, control::Admitted, pause::PauseReason};
+use super::{
+    Core, Provider, Scope,
+    control::Admitted,
+    pause::{Pause, PauseReason},
+};
 use crate::{Time, gate::Blocked};
 use std::sync::Arc;
 
@@ -17,19 +21,18 @@ pub(crate) struct Slot {
 #[must_use = "dropped, it is given back"]
 pub(crate) struct Place {
     core: Arc<Core>,
-    /// The scope whose pause this call probes; see `probes`.
+    /// The scope whose pause this call probes.
     scope: Option<Arc<Scope>>,
-    /// It probes a pause: the scope's, if there is one here, or else the provider's.
-    probes: bool,
+    /// It probes the pause of the whole provider (or both, where both are paused).
+    root: bool,
     sent: bool,
-    held: bool,
 }
 
 impl Slot {
     /// The guard of a slot that was just taken from the gate of `core`.
     #[inline]
     pub(crate) fn new(core: Arc<Core>, admitted: Option<Admitted>) -> Self {
-        Slot { place: Place { core, scope: None, probes: false, sent: false, held: true }, admitted }
+        Slot { place: Place { core, scope: None, root: false, sent: false }, admitted }
     }
 
     /// Tells providers apart.
@@ -39,7 +42,7 @@ impl Slot {
     }
 
     pub(super) fn is_probe(&self) -> bool {
-        self.place.probes
+        self.place.is_probe()
     }
 
     #[inline]
@@ -57,6 +60,11 @@ impl Slot {
 }
 
 impl Place {
+    #[inline]
+    fn is_probe(&self) -> bool {
+        self.root || self.scope.is_some()
+    }
+
     /// The call is over: its place is free now.
     #[inline]
     pub(crate) fn end(mut self) {
@@ -67,11 +75,8 @@ impl Place {
 impl Drop for Place {
     #[inline]
     fn drop(&mut self) {
-        if self.probes {
+        if self.is_probe() {
             self.probe_ended();
-        }
-        if !self.held {
-            return;
         }
         if self.sent {
             self.linger();
@@ -95,7 +100,12 @@ impl Place {
 
     #[cold]
     fn probe_ended(&self) {
-        self.scope.as_deref().unwrap_or(&self.core.root).change(super::pause::Pause::probe_ended);
+        if self.root {
+            self.core.root.change(Pause::probe_ended);
+        }
+        if let Some(scope) = &self.scope {
+            scope.change(Pause::probe_ended);
+        }
     }
 }
 
@@ -149,25 +159,47 @@ impl Provider {
         if self.paused_at(now).is_some() { self.try_probe(now) } else { None }
     }
 
-    /// When who waits for the end of a long pause should ask for its next probe.
-    pub(crate) fn long_probe_due(&self, now: Time) -> Option<Time> {
-        let due = |scope: &Scope| scope.paused(now).and_then(|_| scope.change(|pause| pause.probe_at()));
-        let due = due(&self.core.root).or_else(|| self.scope.as_deref().and_then(due));
-        due.filter(|at| *at > now)
+    /// When to look for such a probe again, if [`try_long_probe`](Self::try_long_probe) gave none.
+    pub(crate) fn probe_at(&self, now: Time) -> Option<Time> {
+        let (root, scope) = self.pauses(now);
+        let at = |on: &Scope| on.change(|pause| pause.probe_at(now));
+        let or_end = |on: &Scope| on.change(|pause| pause.probe_at(now).unwrap_or(pause.until()));
+        match (root, scope) {
+            (None, None) => None,
+            (Some(root), None) => at(root),
+            (None, Some(scope)) => at(scope),
+            (Some(root), Some(scope)) => Some(or_end(root).max(or_end(scope))),
+        }
     }
 
-    /// The sparse probe of a long pause. It takes no slot of the ceiling: nobody else is in flight.
+    /// Which of the two are paused.
+    fn pauses(&self, now: Time) -> (Option<&Scope>, Option<&Arc<Scope>>) {
+        let root = self.core.root.paused(now).map(|_| &self.core.root);
+        (root, self.scope.as_ref().filter(|scope| scope.paused(now).is_some()))
+    }
+
+    /// The sparse probe of a long pause. It takes a slot like any call: those of other scopes, and calls
+    /// sent before the pause, may fill the ceiling.
     fn try_probe(&self, now: Time) -> Option<Slot> {
-        let probe = |pause: &mut super::pause::Pause| pause.take_probe(now);
-        let root = self.core.root.paused(now).is_some();
-        let scoped = self.scope.as_ref().filter(|scope| scope.paused(now).is_some());
-        let scope = match (root, scoped) {
-            (true, None) => self.core.root.change(probe).then_some(None),
-            (false, Some(scope)) => scope.change(probe).then(|| Some(scope.clone())),
-            // Two pauses at once: the longer one's probe would run into the other.
-            _ => None,
-        }?;
-        let place = Place { core: self.core.clone(), scope, probes: true, sent: false, held: false };
-        Some(Slot { place, admitted: None })
+        let (root, scope) = self.pauses(now);
+        let is_due = |on: &Scope| on.change(|pause| pause.probe_is_due(now));
+        let take = |on: &Scope| on.change(|pause| pause.take_probe(now));
+        // Where both are paused it is a probe of both, or a call too early for one.
+        let due = root.is_none_or(is_due) && scope.is_none_or(|scope| is_due(scope));
+        if !due || !self.core.gate.try_take(now, |control, busy| busy < control.ceiling()) {
+            return None;
+        }
+        let mut slot = Slot::new(self.core.clone(), None);
+        if root.is_some_and(|root| !take(root)) {
+            return None;
+        }
+        if scope.is_some_and(|scope| !take(scope)) {
+            if let Some(root) = root {
+                root.change(|pause| pause.untake_probe(now));
+            }
+            return None;
+        }
+        (slot.place.root, slot.place.scope) = (root.is_some(), scope.cloned());
+        Some(slot)
     }
 }

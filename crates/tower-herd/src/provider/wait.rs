@@ -1,4 +1,4 @@
-use super::{Core, PauseReason, Provider, Slot};
+use super::{Core, PauseReason, Provider, Slot, scope::Rest};
 use crate::{
     Criticality, HasTask, Refusal, RefusalKind, Task, Time,
     gate::{Claimed, Class, Entry, Waiter},
@@ -9,7 +9,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 use tokio::time::Sleep;
@@ -23,6 +23,8 @@ pub(crate) struct WaitFor {
     pub(crate) until: Time,
     /// The bound is the task's deadline, and not the patience of a layer.
     pub(crate) deadline: bool,
+    /// The task's deadline.
+    pub(crate) end: Time,
 }
 
 impl WaitFor {
@@ -50,6 +52,7 @@ impl WaitFor {
             },
             until: deadline.min(patient),
             deadline: deadline <= patient,
+            end: deadline,
         }
     }
 }
@@ -59,6 +62,7 @@ pub(crate) struct Admission {
     provider: Provider,
     wait: WaitFor,
     place: Option<Entry<Arc<Core>>>,
+    rest: Option<Rest>,
     sleep: Pin<Box<Sleep>>,
 }
 
@@ -67,21 +71,22 @@ impl Admission {
     pub(crate) fn begin(provider: &Provider, wait: WaitFor, now: Time) -> Result<Self, Refusal> {
         provider.fits(now, &wait)?;
         let sleep = Box::pin(tokio::time::sleep_until(provider.core.clock().instant(wait.until)));
-        Ok(Admission { provider: provider.clone(), wait, place: None, sleep })
+        Ok(Admission { provider: provider.clone(), wait, place: None, rest: None, sleep })
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Slot, Refusal>> {
         let core = self.provider.core.clone();
         loop {
             let now = core.clock().now();
+            // A long pause is probed by who waits for its end, too: there may be nobody else.
             if let Some(probe) = self.provider.try_long_probe(now) {
-                self.place = None;
+                (self.place, self.rest) = (None, None);
                 return Poll::Ready(Ok(probe));
             }
             if self.provider.is_paused_beyond(self.wait.until, now) {
                 return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
             }
-            let again_at = match self.provider.scope_pause(now) {
+            let again_at = match self.provider.rest(now, &mut self.rest, cx.waker()) {
                 Some(until) => {
                     self.place = None;
                     Some(until)
@@ -107,8 +112,8 @@ impl Admission {
                 return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
             }
             // The timer is polled after each reset: one that is due already would not wake us.
-            let at = again_at.map_or(self.wait.until, |at| at.min(self.wait.until));
-            let at = self.provider.long_probe_due(now).map_or(at, |due| due.min(at));
+            let instants = [again_at, self.provider.probe_at(now)];
+            let at = instants.into_iter().flatten().fold(self.wait.until, Time::min);
             self.sleep.as_mut().reset(core.clock().instant(at));
             match self.sleep.as_mut().poll(cx) {
                 Poll::Ready(()) => {}
@@ -116,12 +121,20 @@ impl Admission {
             }
         }
     }
+
+    /// For who has its slot, and waits for its service to get ready: not beyond the deadline.
+    pub(crate) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
+        self.sleep.as_mut().reset(self.provider.core.clock().instant(self.wait.end));
+        ready!(self.sleep.as_mut().poll(cx));
+        Poll::Ready(self.provider.not_ready())
+    }
 }
 
 impl Provider {
-    /// Until when the scope of this handle is paused, the whole provider aside.
-    pub(crate) fn scope_pause(&self, now: Time) -> Option<Time> {
-        self.scope.as_ref().and_then(|scope| scope.paused(now)).map(|(until, _)| until)
+    /// Until when the scope of this handle is paused, the whole provider aside; the waker is kept in
+    /// `rest`, to be woken if that pause ends before.
+    pub(crate) fn rest(&self, now: Time, rest: &mut Option<Rest>, waker: &Waker) -> Option<Time> {
+        self.scope.as_ref().and_then(|scope| scope.rest(now, rest, waker))
     }
 
     /// Whether who can wait until `end` waits in vain: it is paused for longer.
@@ -157,6 +170,12 @@ impl Provider {
                 self.refuse(RefusalKind::NoSlot, why, Some(at))
             }
         }
+    }
+
+    /// The refusal of somebody whose service did not get ready before the deadline.
+    #[cold]
+    pub(crate) fn not_ready(&self) -> Refusal {
+        self.refuse(RefusalKind::Deadline, "its service did not get ready before the task's deadline", None)
     }
 
     #[cold]

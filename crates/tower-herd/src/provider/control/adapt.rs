@@ -58,9 +58,14 @@ impl Control {
         self.proven.saturating_add(1).min(self.ceiling())
     }
 
-    /// Starts over with other settings.
+    /// Starts over with other settings. What calls in flight carry stays valid, and so does a pause: it was
+    /// not the settings that asked for it.
     pub(in crate::provider) fn configure(&mut self, settings: Settings) {
+        let Control { admitted, stamp, pause, release, bare, latency, refusal, .. } = *self;
         *self = Control::new(settings);
+        (self.admitted, self.stamp, self.cut) = (admitted, stamp, stamp);
+        (self.pause, self.release, self.bare) = (pause, release, bare);
+        (self.latency, self.refusal) = (latency, refusal);
     }
 
     /// A call lasted so long.
