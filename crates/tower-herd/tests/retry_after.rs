@@ -373,3 +373,34 @@ async fn an_observer_may_call_back() {
         }
     }
 }
+
+// A pause of one scope ends in a line too, whether by itself or because somebody cleared it.
+#[tokio::test(start_paused = true)]
+async fn the_waiters_of_a_scope_leave_one_by_one() {
+    use tower_herd::{FleetLimitLayer, ProviderSettings};
+    for cleared in [false, true] {
+        let settings = ProviderSettings::new().ceiling(100).aborts(true);
+        let scope = Fleet::local().configure("p", settings).unwrap().scope("model");
+        let script = Script::always(answer(200).after(ms(1)));
+        let limited = FleetLimitLayer::new(&scope).layer(script.clone());
+        let service = RetryAfterLayer::new(&scope).layer(limited);
+        scope.pause_for(secs(10));
+        let start = Instant::now();
+        let calls: Vec<_> = (0..100).map(|i| tokio::spawn(service.clone().oneshot(request(i)))).collect();
+        let end = if cleared { 4000 } else { 10_000 };
+        if cleared {
+            tokio::time::sleep(ms(end)).await;
+            scope.clear_pause();
+        }
+        for call in calls {
+            assert_eq!(call.await.unwrap().unwrap().status(), 200);
+        }
+        let times = script.times(start);
+        assert!(times.iter().all(|at| *at >= end), "{times:?}");
+        let most =
+            times.iter().map(|from| times.iter().filter(|at| (*from..from + 100).contains(*at)).count());
+        let (peak, over) = if cleared { (12, 1000) } else { (5, 5000) };
+        assert!(most.max().unwrap() <= peak, "evenly over {over} ms: {times:?}");
+        assert!(*times.last().unwrap() <= end + over + 100, "{times:?}");
+    }
+}

@@ -1,6 +1,6 @@
 //! The one way in which the sensor speaks to the provider.
 
-use crate::{Classify, Provider, Signal, provider::Sensing};
+use crate::{Provider, Signal, provider::Sensing};
 
 /// One call under observation. Dropped before [`head`](Report::head), or before
 /// [`end`](Report::end) after a good head, it counts as a call that its caller gave up.
@@ -27,8 +27,9 @@ impl Report {
     }
 
     /// What a reply says, as far as the provider wants to know.
+    #[cfg(feature = "http")]
     #[inline]
-    pub(crate) fn read<Res, C: Classify<Res>>(&self, classify: &C, reply: &Res) -> Signal {
+    pub(crate) fn read<Res, C: crate::Classify<Res>>(&self, classify: &C, reply: &Res) -> Signal {
         self.sensing.read(classify, reply)
     }
 

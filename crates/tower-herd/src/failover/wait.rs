@@ -233,7 +233,7 @@ impl Place {
             return Ok(probe);
         }
         let probe_at = provider.probe_at(now).unwrap_or(Time::MAX);
-        if let Some(until) = provider.rest(now, &mut self.rest, cx.waker()) {
+        if let Some(until) = provider.rest(now, wait.until, &mut self.rest, cx.waker()) {
             self.entry = None;
             return Err(until.min(probe_at));
         }

@@ -139,7 +139,7 @@ impl History {
         if kind == Kind::Throttled && signal.pushback == Pushback::None {
             let known = match on {
                 None => self.provider.core.root.paused(now).map(|(until, _)| until),
-                Some(_) => provider.rest(now, &mut None, std::task::Waker::noop()),
+                Some(_) => provider.rest(now, Time::MAX, &mut None, std::task::Waker::noop()),
             };
             let mut model = self.model.borrow_mut();
             model.pause(on, known.unwrap_or(now));

@@ -62,6 +62,8 @@ pub(crate) struct Pause {
     generation: u64,
     bare_streak: u32,
     depleted_streak: u32,
+    /// The wait that set its end.
+    length: Duration,
     probe_at: Option<Time>,
     probe_gap: Duration,
     probing: bool,
@@ -138,6 +140,7 @@ impl Pause {
         if until > self.until || now >= self.until {
             self.until = until;
             self.reason = Some(reason);
+            self.length = wait;
             if wait > PROBED {
                 self.probe_gap = PROBED.max(wait / 20);
                 let due = now.saturating_add(self.probe_gap);
@@ -146,6 +149,14 @@ impl Pause {
             }
         }
         self.until.saturating_since(now)
+    }
+
+    /// Over how long those leave that waited for its end: half of it, but no long pause makes a long
+    /// line, and none that was cleared, since then the provider was seen to be well.
+    pub(crate) fn window(&self) -> Duration {
+        const LEAST: Duration = Duration::from_secs(1);
+        const MOST: Duration = Duration::from_secs(30);
+        if self.reason.is_none() { LEAST } else { (self.length / 2).clamp(LEAST, MOST) }
     }
 
     /// The pause for a 429 without a hint, sent in generation `sent`: 1 s, doubling to 30 s until a

@@ -5,7 +5,6 @@ use super::{
 use crate::Time;
 use std::{
     collections::{BTreeMap, HashMap},
-    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -30,7 +29,31 @@ struct State {
     /// Those who wait for its end; woken if that comes before its time. (The provider's own pause is
     /// waited for in the queue.)
     sleepers: BTreeMap<u64, Waker>,
+    /// After the end: when each of them may leave. They were told the same instant, and would be a
+    /// herd again.
+    turns: BTreeMap<u64, Time>,
     names: u64,
+}
+
+impl State {
+    /// The pause is over: those who waited leave in the order in which they came, evenly spread.
+    fn line_up(&mut self) {
+        let many = u32::try_from(self.sleepers.len()).unwrap_or(u32::MAX);
+        let spacing = self.pause.window() / many.max(1);
+        let mut turn = self.pause.until();
+        self.turns.clear();
+        for name in self.sleepers.keys() {
+            self.turns.insert(*name, turn);
+            turn = turn.saturating_add(spacing);
+        }
+    }
+
+    fn keep(&mut self, name: u64, waker: &Waker) -> Option<Waker> {
+        match self.sleepers.get(&name) {
+            Some(before) if before.will_wake(waker) => None,
+            _ => self.sleepers.insert(name, waker.clone()),
+        }
+    }
 }
 
 /// A place among the sleepers of a scope; left when dropped.
@@ -47,39 +70,62 @@ impl Rest {
 
 impl Drop for Rest {
     fn drop(&mut self) {
-        let waker = lock(&self.scope.state).sleepers.remove(&self.name);
+        let waker = {
+            let mut state = lock(&self.scope.state);
+            state.turns.remove(&self.name);
+            state.sleepers.remove(&self.name)
+        };
         // After the lock: what a waker runs when dropped is not ours.
         drop(waker);
     }
 }
 
 impl Scope {
-    /// Until when it is paused; the waker is kept in `rest`, to be woken if the pause ends before.
-    pub(super) fn rest(self: &Arc<Self>, now: Time, rest: &mut Option<Rest>, waker: &Waker) -> Option<Time> {
-        if self.is_open() {
+    /// Until when one has to wait: for the end of the pause, and who waited for that, for its turn
+    /// after it, if that comes before `end`. The waker is kept in `rest`, to be woken if the pause ends
+    /// before.
+    pub(super) fn rest(
+        self: &Arc<Self>,
+        now: Time,
+        end: Time,
+        rest: &mut Option<Rest>,
+        waker: &Waker,
+    ) -> Option<Time> {
+        let mine = rest.as_ref().filter(|rest| rest.of(self)).map(|rest| rest.name);
+        if self.is_open() && mine.is_none() {
             *rest = None;
             return None;
         }
         let mut state = lock(&self.state);
-        let Look::Until(until, _) = state.pause.look(now) else {
-            drop(state);
-            *rest = None;
-            return None;
-        };
-        let name = match rest.as_ref().filter(|rest| rest.of(self)) {
-            Some(rest) => rest.name,
-            None => {
+        let (name, until) = match (state.pause.look(now), mine) {
+            (Look::Until(until, _), Some(name)) => (name, until),
+            (Look::Until(until, _), None) => {
                 state.names += 1;
-                state.names
+                (state.names, until)
+            }
+            (Look::Open, None) => {
+                drop(state);
+                *rest = None;
+                return None;
+            }
+            (Look::Open, Some(name)) => {
+                if state.turns.is_empty() {
+                    state.line_up();
+                }
+                match state.turns.get(&name) {
+                    Some(turn) if now < *turn && *turn < end => (name, *turn),
+                    _ => {
+                        drop(state);
+                        *rest = None;
+                        return None;
+                    }
+                }
             }
         };
-        let before = match state.sleepers.get(&name) {
-            Some(before) if before.will_wake(waker) => None,
-            _ => state.sleepers.insert(name, waker.clone()),
-        };
+        let before = state.keep(name, waker);
         drop(state);
         drop(before);
-        if rest.as_ref().is_none_or(|rest| !rest.of(self)) {
+        if mine.is_none() {
             *rest = Some(Rest { scope: self.clone(), name });
         }
         Some(until)
@@ -128,9 +174,18 @@ impl Scope {
         self.until.store(pause.until().as_nanos(), Ordering::Release);
         self.generation.store(pause.generation(), Ordering::Release);
         self.wants_success.store(pause.wants_success(), Ordering::Relaxed);
-        let woken = if pause.until() < before { mem::take(&mut state.sleepers) } else { BTreeMap::new() };
+        let after = pause.until();
+        if after > before {
+            state.turns.clear();
+        }
+        let mut woken = Vec::new();
+        if after < before {
+            // They leave in a line all the same: each is woken to learn its turn.
+            state.line_up();
+            woken.extend(state.sleepers.values().cloned());
+        }
         drop(state);
-        woken.into_values().for_each(Waker::wake);
+        woken.into_iter().for_each(Waker::wake);
         result
     }
 }

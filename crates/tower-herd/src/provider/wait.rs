@@ -86,7 +86,7 @@ impl Admission {
             if self.provider.is_paused_beyond(self.wait.until, now) {
                 return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
             }
-            let again_at = match self.provider.rest(now, &mut self.rest, cx.waker()) {
+            let again_at = match self.provider.rest(now, self.wait.until, &mut self.rest, cx.waker()) {
                 Some(until) => {
                     self.place = None;
                     Some(until)
@@ -131,10 +131,11 @@ impl Admission {
 }
 
 impl Provider {
-    /// Until when the scope of this handle is paused, the whole provider aside; the waker is kept in
-    /// `rest`, to be woken if that pause ends before.
-    pub(crate) fn rest(&self, now: Time, rest: &mut Option<Rest>, waker: &Waker) -> Option<Time> {
-        self.scope.as_ref().and_then(|scope| scope.rest(now, rest, waker))
+    /// Until when who can wait until `end` has to wait for the scope of this handle, the whole provider
+    /// aside: for the end of its pause, and its turn after it. The waker is kept in `rest`, to be woken
+    /// if that pause ends before.
+    pub(crate) fn rest(&self, now: Time, end: Time, rest: &mut Option<Rest>, waker: &Waker) -> Option<Time> {
+        self.scope.as_ref().and_then(|scope| scope.rest(now, end, rest, waker))
     }
 
     /// Whether who can wait until `end` waits in vain: it is paused for longer.
