@@ -234,6 +234,7 @@ async fn settings_that_cannot_be_or_that_differ_are_errors() {
         assert_eq!((error.field, &*error.provider), (field, "bad"), "{settings:?}");
         assert!(error.to_string().contains(field));
     }
+    fleet.configure("known", ProviderSettings::new().ceiling(30).floor(20)).unwrap();
     fleet.configure("good", ProviderSettings::new().ceiling(7)).unwrap();
     assert_eq!(fleet.configure("good", ProviderSettings::new().ceiling(7)).unwrap().ceiling(), 7);
     assert_eq!(fleet.configure("good", ProviderSettings::new().ceiling(8)).unwrap_err().field, "all");

@@ -102,7 +102,8 @@ impl ProviderSettings {
         if self.ceiling.is_some_and(|ceiling| ceiling < self.floor) {
             return wrong("ceiling", "is below the floor");
         }
-        if self.start < self.floor {
+        // Where the ceiling is known, nothing starts from a guess.
+        if self.ceiling.is_none() && self.start < self.floor {
             return wrong("start", "is below the floor");
         }
         if self.ceiling.unwrap_or(self.start).max(self.start) > crate::gate::MAX_CAP {
