@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{
     BoxError, Classify, HasTask, Provider,
-    provider::{Admission, Denied, Place, Sensing, Slot, WaitFor, handover},
+    provider::{Admission, Denied, Place, Sensing, Slot, WaitFor, Waiting, handover},
 };
 use pin_project_lite::pin_project;
 use std::{
@@ -38,18 +38,9 @@ pin_project! {
     #[project = StateProj]
     enum State<S: Service<Req>, Req> {
         Calling { #[pin] future: S::Future },
-        // Boxed: only who waits pays for it, and the future of everybody else stays small.
         Waiting { wait: Box<Waiting<S, Req>> },
         Refused { error: Option<BoxError> },
     }
-}
-
-struct Waiting<S, Req> {
-    provider: Provider,
-    admission: Admission,
-    slot: Option<Slot>,
-    service: S,
-    request: Option<Req>,
 }
 
 /// Calls `inner`: a slot was free. The sensing is ours if nobody below does it.
@@ -96,15 +87,7 @@ pub(super) fn waiting<S: Service<Req> + Clone, Req: HasTask, H, C>(
     };
     let state = match admission {
         Err(refusal) => State::Refused { error: Some(refusal.into()) },
-        Ok(admission) => State::Waiting {
-            wait: Box::new(Waiting {
-                provider: provider.clone(),
-                admission,
-                slot: None,
-                service: inner.clone(),
-                request: Some(request),
-            }),
-        },
+        Ok(admission) => State::Waiting { wait: Waiting::new(provider, admission, inner, request) },
     };
     ResponseFuture { state, sensing: None, place: None, hold, classify }
 }
@@ -135,31 +118,7 @@ where
                     };
                 }
                 StateProj::Waiting { wait } => {
-                    if wait.slot.is_none() {
-                        match ready!(wait.admission.poll(cx)) {
-                            Ok(slot) => wait.slot = Some(slot),
-                            Err(refusal) => return Poll::Ready(Err(refusal.into())),
-                        }
-                    }
-                    match wait.service.poll_ready(cx) {
-                        Poll::Ready(Ok(())) => {}
-                        Poll::Ready(Err(error)) => {
-                            wait.slot = None;
-                            return Poll::Ready(Err(error.into()));
-                        }
-                        Poll::Pending => {
-                            let refusal = ready!(wait.admission.poll_end(cx));
-                            wait.slot = None;
-                            return Poll::Ready(Err(refusal.into()));
-                        }
-                    }
-                    if wait.provider.paused_since(&wait.slot) {
-                        // A pause began while the service got ready: back to the queue.
-                        wait.slot = None;
-                        continue;
-                    }
-                    let slot = wait.slot.take().expect("just granted");
-                    let request = wait.request.take().expect("polled after completion");
+                    let (request, slot) = ready!(wait.poll(cx))?;
                     let (future, sensing, place) = send(&mut wait.service, request, slot, &wait.provider);
                     me.state.set(State::Calling { future });
                     (*me.sensing, *me.place) = (sensing, Some(place));

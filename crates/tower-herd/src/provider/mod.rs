@@ -48,6 +48,7 @@ mod sensing;
 mod settings;
 mod slot;
 mod wait;
+mod waiting;
 
 pub use fleet::Fleet;
 pub use pause::PauseReason;
@@ -57,6 +58,7 @@ pub(crate) use scope::Rest;
 pub(crate) use sensing::Sensing;
 pub(crate) use slot::{Denied, Place, Slot};
 pub(crate) use wait::{Admission, WaitFor};
+pub(crate) use waiting::Waiting;
 
 use crate::{
     Clock, Time,

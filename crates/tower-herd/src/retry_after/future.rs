@@ -1,7 +1,7 @@
 use super::{RetryAfter, service::send};
 use crate::{
     BoxError, Classify, HasTask, Provider,
-    provider::{Admission, Sensing, Slot, WaitFor, handover},
+    provider::{Admission, Sensing, WaitFor, Waiting, handover},
 };
 use pin_project_lite::pin_project;
 use std::{
@@ -28,18 +28,9 @@ pin_project! {
     #[project = StateProj]
     enum State<S: Service<Req>, Req> {
         Calling { #[pin] future: S::Future },
-        // Boxed: only who waits pays for it, and the future of everybody else stays small.
         Waiting { wait: Box<Waiting<S, Req>> },
         Refused { error: Option<BoxError> },
     }
-}
-
-struct Waiting<S, Req> {
-    provider: Provider,
-    admission: Admission,
-    slot: Option<Slot>,
-    service: S,
-    request: Option<Req>,
 }
 
 /// Calls `inner`: nothing stands in the way.
@@ -84,7 +75,7 @@ where
     if paused.is_some()
         && let Ok(probe) = provider.try_slot()
     {
-        let (future, sensing) = send(&mut service.inner, request, Some(probe), provider);
+        let (future, sensing) = send(&mut service.inner, request, probe, provider);
         return ResponseFuture { state: State::Calling { future }, sensing, classify };
     }
     let now = provider.clock().now();
@@ -95,15 +86,7 @@ where
     };
     let state = match admission {
         Err(refusal) => State::Refused { error: Some(refusal.into()) },
-        Ok(admission) => State::Waiting {
-            wait: Box::new(Waiting {
-                provider: provider.clone(),
-                admission,
-                slot: None,
-                service: service.inner.clone(),
-                request: Some(request),
-            }),
-        },
+        Ok(admission) => State::Waiting { wait: Waiting::new(provider, admission, &service.inner, request) },
     };
     ResponseFuture { state, sensing: None, classify }
 }
@@ -142,31 +125,7 @@ where
                     };
                 }
                 StateProj::Waiting { wait } => {
-                    if wait.slot.is_none() {
-                        match ready!(wait.admission.poll(cx)) {
-                            Ok(slot) => wait.slot = Some(slot),
-                            Err(refusal) => return Poll::Ready(Err(refusal.into())),
-                        }
-                    }
-                    match wait.service.poll_ready(cx) {
-                        Poll::Ready(Ok(())) => {}
-                        Poll::Ready(Err(error)) => {
-                            wait.slot = None;
-                            return Poll::Ready(Err(error.into()));
-                        }
-                        Poll::Pending => {
-                            let refusal = ready!(wait.admission.poll_end(cx));
-                            wait.slot = None;
-                            return Poll::Ready(Err(refusal.into()));
-                        }
-                    }
-                    if wait.provider.paused_since(&wait.slot) {
-                        // A pause began while the service got ready: back to the queue.
-                        wait.slot = None;
-                        continue;
-                    }
-                    let request = wait.request.take().expect("polled after completion");
-                    let slot = wait.slot.take();
+                    let (request, slot) = ready!(wait.poll(cx))?;
                     let (future, sensing) = send(&mut wait.service, request, slot, &wait.provider);
                     me.state.set(State::Calling { future });
                     *me.sensing = sensing;

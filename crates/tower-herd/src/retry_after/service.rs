@@ -54,18 +54,15 @@ where
     }
 }
 
-/// Calls `inner`, with a slot on offer if one was waited for; the sensing is ours if nobody below
-/// does it.
+/// Calls `inner` with the slot that was waited for on offer; the sensing is ours if nobody below does
+/// it.
 pub(super) fn send<S: Service<Req>, Req>(
     inner: &mut S,
     request: Req,
-    slot: Option<Slot>,
+    slot: Slot,
     provider: &Provider,
 ) -> (S::Future, Option<Sensing>) {
     handover::unwatched();
-    let future = match slot {
-        Some(slot) => handover::offering(slot, || inner.call(request)),
-        None => inner.call(request),
-    };
+    let future = handover::offering(slot, || inner.call(request));
     (future, provider.begin_unwatched())
 }
