@@ -94,6 +94,31 @@ pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
+/// The marks that replies bear, the same for every classifier of HTTP: they stand in the extensions.
+macro_rules! marks {
+    () => {
+        fn stamp(&self, reply: &mut http::Response<B>, signal: Signal) {
+            reply.extensions_mut().insert(signal);
+        }
+
+        fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
+            reply.extensions_mut().insert(exhausted);
+        }
+
+        fn exhausted(&self, reply: &http::Response<B>) -> bool {
+            reply.extensions().get::<Exhausted>().is_some()
+        }
+
+        fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
+            reply.extensions_mut().insert(FromProvider(provider.clone()));
+        }
+
+        fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
+            Some(outcome.ok()?.extensions().get::<FromProvider>()?.0.clone())
+        }
+    };
+}
+
 impl<B> Classify<http::Response<B>> for HttpClassify {
     #[inline]
     fn classify(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Signal {
@@ -114,25 +139,7 @@ impl<B> Classify<http::Response<B>> for HttpClassify {
         Classify::<http::Response<B>>::refine(&HttpClassifyAt(wall_clock), head, body, signal)
     }
 
-    fn stamp(&self, reply: &mut http::Response<B>, signal: Signal) {
-        reply.extensions_mut().insert(signal);
-    }
-
-    fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
-        reply.extensions_mut().insert(exhausted);
-    }
-
-    fn exhausted(&self, reply: &http::Response<B>) -> bool {
-        reply.extensions().get::<Exhausted>().is_some()
-    }
-
-    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
-        reply.extensions_mut().insert(FromProvider(provider.clone()));
-    }
-
-    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
-        Some(outcome.ok()?.extensions().get::<FromProvider>()?.0.clone())
-    }
+    marks!();
 }
 
 impl<B> Classify<http::Response<B>> for HttpClassifyAt {
@@ -178,25 +185,7 @@ impl<B> Classify<http::Response<B>> for HttpClassifyAt {
         }
     }
 
-    fn stamp(&self, reply: &mut http::Response<B>, signal: Signal) {
-        reply.extensions_mut().insert(signal);
-    }
-
-    fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
-        reply.extensions_mut().insert(exhausted);
-    }
-
-    fn exhausted(&self, reply: &http::Response<B>) -> bool {
-        reply.extensions().get::<Exhausted>().is_some()
-    }
-
-    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
-        reply.extensions_mut().insert(FromProvider(provider.clone()));
-    }
-
-    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
-        Some(outcome.ok()?.extensions().get::<FromProvider>()?.0.clone())
-    }
+    marks!();
 }
 
 impl HttpClassifyAt {
@@ -273,25 +262,7 @@ where
         }
     }
 
-    fn stamp(&self, reply: &mut http::Response<B>, signal: Signal) {
-        HttpClassify.stamp(reply, signal);
-    }
-
-    fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
-        HttpClassify.stamp_exhausted(reply, exhausted);
-    }
-
-    fn exhausted(&self, reply: &http::Response<B>) -> bool {
-        HttpClassify.exhausted(reply)
-    }
-
-    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
-        HttpClassify.stamp_provider(reply, provider);
-    }
-
-    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
-        HttpClassify.provider(outcome)
-    }
+    marks!();
 }
 
 impl<F> fmt::Debug for ClassifyHead<F> {
@@ -356,25 +327,7 @@ where
         }
     }
 
-    fn stamp(&self, reply: &mut http::Response<B>, signal: Signal) {
-        HttpClassify.stamp(reply, signal);
-    }
-
-    fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
-        HttpClassify.stamp_exhausted(reply, exhausted);
-    }
-
-    fn exhausted(&self, reply: &http::Response<B>) -> bool {
-        HttpClassify.exhausted(reply)
-    }
-
-    fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
-        HttpClassify.stamp_provider(reply, provider);
-    }
-
-    fn provider(&self, outcome: Result<&http::Response<B>, &(dyn Error + 'static)>) -> Option<Arc<str>> {
-        HttpClassify.provider(outcome)
-    }
+    marks!();
 }
 
 impl<F> fmt::Debug for ClassifyBody<F> {
