@@ -108,8 +108,14 @@
 
 #[cfg(feature = "attempt-timeout")]
 pub mod attempt_timeout;
+#[cfg(feature = "attempts")]
+pub mod attempts;
 #[cfg(feature = "http")]
 pub mod body;
+#[cfg(feature = "breaker")]
+pub mod breaker;
+#[cfg(feature = "budget")]
+pub mod budget;
 mod chain;
 pub mod classify;
 pub mod clock;
@@ -118,11 +124,15 @@ pub mod failover;
 #[cfg(feature = "fleet-limit")]
 pub mod fleet_limit;
 mod gate;
+#[cfg(feature = "herd")]
+pub mod herd;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod observe;
 pub mod provider;
 pub mod random;
+#[cfg(feature = "ramped-readmission")]
+pub mod readmission;
 pub mod refusal;
 #[cfg(feature = "jittered-retry")]
 pub mod retry;
@@ -130,6 +140,9 @@ pub mod retry;
 pub mod retry_after;
 pub mod safety;
 pub mod signal;
+#[cfg(feature = "spend")]
+pub mod spend;
+pub mod switch;
 pub mod task;
 
 #[cfg(feature = "http")]
@@ -152,6 +165,7 @@ pub use retry::{Replay, replay};
 pub use retry_after::RetryAfterLayer;
 pub use safety::Safety;
 pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};
+pub use switch::{Mode, Switch};
 pub use task::{Criticality, HasTask, Key, Task, TaskLayer};
 
 /// The error of every layer that classifies or refuses.

@@ -15,6 +15,10 @@
 //! | [`Event::Resend`] | `resend` | DEBUG | `tower_herd_resends_total{kind}` |
 //! | [`Event::GaveUp`] | `gave_up` | INFO | `tower_herd_gave_up_total{kind}` |
 //! | [`Event::Overflow`] | `overflow` | DEBUG | `tower_herd_overflows_total{from,to,kind}` |
+//! | [`Event::WouldRefuse`] | `would_refuse` | DEBUG | `tower_herd_would_refuse_total{provider,scope,kind}` |
+//! | [`Event::Breaker`] | `breaker` | WARN when it opens, else INFO | `tower_herd_breaker_total{provider,scope,to}` |
+//! | [`Event::Ramp`] | `ramp` | INFO | gauge `tower_herd_readmitted{provider,scope}` |
+//! | [`Event::InnerRetries`] | `inner_retries` | WARN | `tower_herd_inner_retries_total{provider}` |
 //! | [`Event::Inconsistent`] | `inconsistent` | WARN | `tower_herd_inconsistent_total` |
 //!
 //! All labels are bounded: providers and scopes are named by configuration, kinds and reasons are
@@ -101,6 +105,46 @@ pub enum Event<'a> {
         /// What the reply of `from` said; [`Kind::Refused`] where it was not called.
         kind: Kind,
     },
+    /// A layer that only observes would have said no.
+    #[non_exhaustive]
+    WouldRefuse {
+        /// The provider or ladder.
+        provider: &'a str,
+        /// The scope below it, if any.
+        scope: Option<&'a str>,
+        /// Which layer, and to what.
+        kind: RefusalKind,
+    },
+    /// A breaker changed its state.
+    #[non_exhaustive]
+    Breaker {
+        /// The provider.
+        provider: &'a str,
+        /// The scope below it, if any.
+        scope: Option<&'a str>,
+        /// Its state now: `open` or `closed`.
+        to: &'static str,
+        /// For how long it opened at most.
+        wait: Option<Duration>,
+    },
+    /// The share of tasks that a recovering provider gets back moved.
+    #[non_exhaustive]
+    Ramp {
+        /// The provider.
+        provider: &'a str,
+        /// The scope below it, if any.
+        scope: Option<&'a str>,
+        /// The share now, 0 to 1.
+        share: f64,
+    },
+    /// Something between us and the provider retries too, and multiplies with us: it should be off.
+    #[non_exhaustive]
+    InnerRetries {
+        /// The provider, or who told us.
+        provider: &'a str,
+        /// Calls that were made for one of ours.
+        attempts: u32,
+    },
     /// Settings or replies contradict each other; a safe reading was chosen.
     #[non_exhaustive]
     Inconsistent {
@@ -158,6 +202,21 @@ impl Observe for Trace {
             Event::Overflow { from, to, kind } => {
                 debug!(target: "tower_herd", from, to, kind = kind.as_str(), "overflow");
             }
+            Event::WouldRefuse { provider, scope, kind } => {
+                debug!(target: "tower_herd", provider, scope, kind = kind.as_str(), "would_refuse");
+            }
+            Event::Breaker { provider, scope, to: "open", wait } => {
+                warn!(target: "tower_herd", provider, scope, to = "open", wait_ms = wait.map(MS), "breaker");
+            }
+            Event::Breaker { provider, scope, to, .. } => {
+                info!(target: "tower_herd", provider, scope, to, "breaker");
+            }
+            Event::Ramp { provider, scope, share } => {
+                info!(target: "tower_herd", provider, scope, share, "ramp");
+            }
+            Event::InnerRetries { provider, attempts } => {
+                warn!(target: "tower_herd", provider, attempts, "inner_retries");
+            }
             Event::Inconsistent { provider, what } => {
                 warn!(target: "tower_herd", provider, what, "inconsistent");
             }
@@ -199,6 +258,19 @@ impl Observe for Meter {
             Event::Overflow { from, to, kind } => counter!("tower_herd_overflows_total",
                 "from" => from.to_owned(), "to" => to.to_owned(), "kind" => kind.as_str())
             .increment(1),
+            Event::WouldRefuse { provider, scope, kind, .. } => counter!("tower_herd_would_refuse_total",
+                "provider" => provider.to_owned(), "scope" => name(scope), "kind" => kind.as_str())
+            .increment(1),
+            Event::Breaker { provider, scope, to, .. } => counter!("tower_herd_breaker_total",
+                "provider" => provider.to_owned(), "scope" => name(scope), "to" => to)
+            .increment(1),
+            Event::Ramp { provider, scope, share } => {
+                gauge!("tower_herd_readmitted", "provider" => provider.to_owned(), "scope" => name(scope))
+                    .set(share);
+            }
+            Event::InnerRetries { provider, .. } => {
+                counter!("tower_herd_inner_retries_total", "provider" => provider.to_owned()).increment(1);
+            }
             Event::Inconsistent { .. } => counter!("tower_herd_inconsistent_total").increment(1),
         }
         if Trace.enabled() {

@@ -34,6 +34,22 @@ pub enum RefusalKind {
     NoSlot,
     /// [`HashedFailoverLayer`](crate::HashedFailoverLayer): no rung of the ladder could take the call in time.
     NoRung,
+    /// [`BreakerLayer`](crate::breaker): the provider is broken.
+    Open,
+    /// [`RampedReadmissionLayer`](crate::readmission): the provider recovers, and this task is not among
+    /// those that it gets back already.
+    NotReadmitted,
+    /// [`BudgetLayer`](crate::budget): so much of the provider's traffic fails that a share of it is not
+    /// sent at all.
+    Shed,
+    /// The tokens of a minute are used up until then.
+    Tokens,
+    /// The call alone costs more than the provider ever allows at once.
+    TooLarge,
+    /// [`SpendLayer`](crate::spend): the task's money, or its tokens, are used up.
+    Spend,
+    /// The stack is shutting down and takes no new calls.
+    Draining,
     /// The task's deadline has passed.
     Deadline,
     /// The retry budget is used up.
@@ -50,6 +66,13 @@ impl RefusalKind {
             RefusalKind::Paused => "paused",
             RefusalKind::NoSlot => "no_slot",
             RefusalKind::NoRung => "no_rung",
+            RefusalKind::Open => "open",
+            RefusalKind::NotReadmitted => "not_readmitted",
+            RefusalKind::Shed => "shed",
+            RefusalKind::Tokens => "tokens",
+            RefusalKind::TooLarge => "too_large",
+            RefusalKind::Spend => "spend",
+            RefusalKind::Draining => "draining",
             RefusalKind::Deadline => "deadline",
             RefusalKind::Budget => "budget",
             RefusalKind::Exhausted => "exhausted",
@@ -59,7 +82,14 @@ impl RefusalKind {
     /// Whether asking again, later, cannot help this task.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
-        matches!(self, RefusalKind::Budget | RefusalKind::Exhausted | RefusalKind::Deadline)
+        matches!(
+            self,
+            RefusalKind::Budget
+                | RefusalKind::Exhausted
+                | RefusalKind::Deadline
+                | RefusalKind::Spend
+                | RefusalKind::Draining
+        )
     }
 }
 

@@ -1,6 +1,6 @@
 //! The one way in which the sensor speaks to the provider.
 
-use crate::{Provider, Signal, provider::Sensing};
+use crate::{HasTask, Provider, Signal, Task, provider::Sensing};
 
 /// One call under observation. Dropped before [`head`](Report::head), or before
 /// [`end`](Report::end) after a good head, it counts as a call that its caller gave up.
@@ -12,9 +12,9 @@ pub(crate) struct Report {
 
 impl Report {
     #[inline]
-    pub(crate) fn begin(provider: &Provider) -> Self {
+    pub(crate) fn begin<Req: HasTask>(provider: &Provider, request: &Req) -> Self {
         Report {
-            sensing: provider.begin(),
+            sensing: provider.begin(request.task().and_then(Task::deadline_at)),
             #[cfg(test)]
             log: log::Log::begin(),
         }

@@ -1,5 +1,5 @@
 use super::{Classify, Replies, future::ReplyFuture, layer::Options, report::Report};
-use crate::{BoxError, Provider};
+use crate::{BoxError, HasTask, Provider};
 use std::{
     fmt,
     marker::PhantomData,
@@ -44,6 +44,7 @@ impl<S: fmt::Debug, C, M> fmt::Debug for Classified<S, C, M> {
 
 impl<S, C, Req> Service<Req> for Classified<S, C, Replies>
 where
+    Req: HasTask,
     S: Service<Req>,
     S::Error: Into<BoxError>,
     C: Classify<S::Response> + Clone,
@@ -60,7 +61,7 @@ where
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
         // Before the inner call: if that panics, the call is still reported as given up.
-        let report = Report::begin(&self.provider);
+        let report = Report::begin(&self.provider, &request);
         ReplyFuture::call(&mut self.inner, request, report, self.classify.clone())
     }
 }
@@ -68,6 +69,7 @@ where
 #[cfg(feature = "http")]
 impl<S, C, Req, B> Service<Req> for Classified<S, C, super::Bodies>
 where
+    Req: HasTask,
     S: Service<Req, Response = http::Response<B>>,
     S::Error: Into<BoxError>,
     B: http_body::Body,
@@ -84,7 +86,7 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        let report = Report::begin(&self.provider);
+        let report = Report::begin(&self.provider, &request);
         let classify = self.classify.clone();
         super::future::ResponseFuture::call(&mut self.inner, request, report, classify, self.options)
     }

@@ -49,6 +49,7 @@ mod settings;
 mod slot;
 mod wait;
 mod waiting;
+mod watch;
 
 pub use fleet::Fleet;
 pub use pause::PauseReason;

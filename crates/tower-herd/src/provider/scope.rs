@@ -1,6 +1,7 @@
 use super::{
     lock,
     pause::{Look, Pause, PauseReason},
+    watch::Watch,
 };
 use crate::Time;
 use std::{
@@ -21,6 +22,7 @@ pub(crate) struct Scope {
     generation: AtomicU64,
     wants_success: AtomicBool,
     state: Mutex<State>,
+    pub(super) watch: Watch,
 }
 
 #[derive(Debug, Default)]

@@ -3,9 +3,11 @@ use super::{
     control::Admitted,
     handover, lock,
     pause::{Pause, PauseReason},
+    watch::{Verdict, Watch, Watched},
 };
 use crate::{Classify, Kind, Pushback, Quota, Reach, Signal, Time, observe::Event};
 use std::{sync::atomic::Ordering, time::Duration};
+use tokio::time::Instant;
 
 /// One call under observation: what it was sent under, and whether its end was told.
 ///
@@ -25,6 +27,10 @@ pub(crate) struct Sensing {
     /// A gate's, though the provider has a sensor: its stack has none, or a layer between them defers the
     /// call, so that the gate cannot see it.
     unsure: bool,
+    /// When its task ends: who drops the call after that gave it up for a timeout.
+    deadline: Option<Instant>,
+    /// What it was sent under at its provider, and at its scope, if anybody counts there.
+    watched: Option<[Watched; 2]>,
     phase: Phase,
 }
 
@@ -54,14 +60,14 @@ impl Provider {
         if handover::is_watched(&self.core) {
             return None;
         }
-        let mut sensing = self.begin();
+        let mut sensing = self.begin(None);
         sensing.unsure = self.core.sensor.load(Ordering::Relaxed);
         Some(sensing)
     }
 
-    /// A call starts.
+    /// A call starts whose task ends at `deadline`, if that is known.
     #[inline]
-    pub(crate) fn begin(&self) -> Sensing {
+    pub(crate) fn begin(&self, deadline: Option<Instant>) -> Sensing {
         let core = &self.core;
         handover::mark_sensed(core);
         let nth = core.gate.count();
@@ -81,9 +87,19 @@ impl Provider {
             measured,
             sampled: nth < MEASURE_ALL || nth & SELDOM == 0,
             unsure: false,
+            deadline,
+            watched: self.watch(),
             phase: Phase::Running,
             provider: self.clone(),
         }
+    }
+
+    #[inline]
+    fn watch(&self) -> Option<[Watched; 2]> {
+        let root = &self.core.root.watch;
+        let scope = self.scope.as_ref().map(|scope| &scope.watch);
+        let active = root.is_active() || scope.is_some_and(Watch::is_active);
+        active.then(|| [root.begin(), scope.map_or_else(Watched::default, Watch::begin)])
     }
 }
 
@@ -131,7 +147,20 @@ impl Sensing {
             _ => {
                 self.phase = Phase::Settled;
                 self.trouble(signal);
+                self.settled(Verdict::Reply(signal.kind));
             }
+        }
+    }
+
+    /// Tells those who count outcomes what became of the call.
+    #[inline]
+    fn settled(&mut self, verdict: Verdict) {
+        let Some([root, scope]) = self.watched.take() else { return };
+        let core = &self.provider.core;
+        let now = || core.clock().now();
+        core.root.watch.settled(root, verdict, now);
+        if let Some(on) = &self.provider.scope {
+            on.watch.settled(scope, verdict, now);
         }
     }
 
@@ -144,8 +173,14 @@ impl Sensing {
         }
         self.phase = Phase::Settled;
         match signal.filter(|signal| !signal.kind.is_success()) {
-            Some(signal) => self.trouble(signal),
-            None => self.measure(),
+            Some(signal) => {
+                self.trouble(signal);
+                self.settled(Verdict::Reply(signal.kind));
+            }
+            None => {
+                self.measure();
+                self.settled(Verdict::Reply(Kind::Success));
+            }
         }
     }
 
@@ -337,7 +372,10 @@ impl Drop for Sensing {
         match self.phase {
             Phase::Settled => {}
             // The reply had no body, or its body was dropped before its end.
-            Phase::Replied => self.measure(),
+            Phase::Replied => {
+                self.measure();
+                self.settled(Verdict::Reply(Kind::Success));
+            }
             Phase::Running => self.dropped(),
         }
     }
@@ -351,10 +389,13 @@ impl Sensing {
 
     #[cold]
     #[inline(never)]
-    fn dropped(&self) {
+    fn dropped(&mut self) {
         let core = &self.provider.core;
         let now = core.clock().now();
         core.control(|control, busy, _| control.on_failed(now, self.admitted, busy));
+        // Who waited until its task's end was not being impatient.
+        let late = self.deadline.is_some_and(|at| core.clock().time(at) <= now);
+        self.settled(if late { Verdict::TimedOut } else { Verdict::Dropped });
     }
 }
 
@@ -376,7 +417,7 @@ mod tests {
     /// Which of the next calls look for a quota; each is told `signal` if it does, and a bare success if not.
     fn looks(provider: &Provider, calls: usize, signal: &Signal) -> usize {
         let look = |_| {
-            let mut sensing = provider.begin();
+            let mut sensing = provider.begin(None);
             let wanted = sensing.wants_quota();
             sensing.outcome(if wanted { signal } else { &const { Signal::new(Kind::Success) } });
             sensing.end(None);

@@ -1,0 +1,1 @@
+//! The amplification guard: what stacks above and below are told of attempts.

@@ -1,0 +1,1 @@
+//! The breaker: nobody calls what is broken, and somebody is told once.

@@ -1,0 +1,1 @@
+//! Adaptive throttling: of what fails anyway, a share is not sent.

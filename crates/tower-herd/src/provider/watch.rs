@@ -1,0 +1,50 @@
+//! What counts the outcomes of calls beside the limit: the breaker's window, the throttle's accepts.
+//!
+//! Each scope (and the provider itself) has a [`Watch`]. A call is told to the watch of its scope and to
+//! that of its provider: when it starts ([`Watch::begin`]), and exactly once when it is known what became
+//! of it ([`Watch::settled`]). A good head of a reply with a body is not yet known to be one: it settles
+//! at the end of the body, or where that is dropped.
+
+use crate::{Kind, Time};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The counters of one scope.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// Somebody counts here; else calls pass with this one look.
+    active: AtomicBool,
+}
+
+/// What a call was sent under.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watched {}
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The reply, or the error in its place, says this. Never [`Kind::Refused`]: nothing was sent then.
+    Reply(Kind),
+    /// It was dropped after the deadline of its task had passed.
+    TimedOut,
+    /// It was dropped by a caller who gave up: no verdict.
+    Dropped,
+}
+
+impl Watch {
+    #[inline]
+    pub(super) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// A call starts.
+    #[inline]
+    pub(super) fn begin(&self) -> Watched {
+        Watched {}
+    }
+
+    /// A call that began as `watched` came to this.
+    #[inline]
+    pub(super) fn settled(&self, watched: Watched, verdict: Verdict, now: impl FnOnce() -> Time) {
+        let _ = (watched, verdict, now);
+    }
+}

@@ -1,0 +1,1 @@
+//! The ramp: a recovering provider gets its traffic back by growing fractions.

@@ -1,0 +1,1 @@
+//! The spend cap: what one task may cost.

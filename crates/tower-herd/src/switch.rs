@@ -1,0 +1,119 @@
+//! Whether a layer decides, only counts, or stands aside: changed while it runs.
+//!
+//! Nobody puts a new gate in front of production and hopes. Every layer takes a [`Switch`]: first it
+//! only observes ([`Mode::Observe`]), and tells by its count and by
+//! [`Event::WouldRefuse`](crate::observe::Event::WouldRefuse) what it would have refused or changed; then
+//! it enforces; and when it turns out wrong at three in the morning it is turned off without a deploy.
+//!
+//! A switch is read when a call comes to the layer: calls that wait already, wait on.
+//!
+//! ```
+//! use tower_herd::{Fleet, FleetLimitLayer, Mode, Switch};
+//!
+//! let search = Fleet::local().provider("search");
+//! let switch = Switch::new(Mode::Observe);
+//! let layer = FleetLimitLayer::new(&search).switch(&switch);
+//! // A day later, by configuration or an operator's endpoint:
+//! if switch.would_refuse() < 10 {
+//!     switch.set(Mode::Enforce);
+//! }
+//! # let _ = layer;
+//! ```
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+};
+
+/// What a layer does with a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Mode {
+    /// It decides.
+    #[default]
+    Enforce,
+    /// It counts what it would have refused or changed, and lets every call pass as if it were not there.
+    Observe,
+    /// It lets every call pass and counts nothing.
+    Off,
+}
+
+/// The mode of one layer, or of several that are switched together. A handle: clones are the same switch.
+/// See the [module](self).
+#[derive(Clone, Default)]
+pub struct Switch(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    mode: AtomicU8,
+    would_refuse: AtomicU64,
+}
+
+impl Switch {
+    /// A switch that stands so. `Switch::default()` enforces.
+    #[must_use]
+    pub fn new(mode: Mode) -> Self {
+        let switch = Switch::default();
+        switch.set(mode);
+        switch
+    }
+
+    /// How it stands.
+    #[inline]
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        match self.0.mode.load(Ordering::Relaxed) {
+            0 => Mode::Enforce,
+            1 => Mode::Observe,
+            _ => Mode::Off,
+        }
+    }
+
+    /// Turns it: for every call that comes from now on.
+    pub fn set(&self, mode: Mode) {
+        self.0.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    /// Calls so far that a layer in [`Mode::Observe`] would have refused, delayed or sent again.
+    #[must_use]
+    pub fn would_refuse(&self) -> u64 {
+        self.0.would_refuse.load(Ordering::Relaxed)
+    }
+
+    /// Counts one of them.
+    #[cfg_attr(not(feature = "full"), allow(dead_code, reason = "each layer uses a part of it"))]
+    #[cold]
+    pub(crate) fn count(&self) {
+        self.0.would_refuse.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Switch")
+            .field("mode", &self.mode())
+            .field("would_refuse", &self.would_refuse())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_are_one_switch() {
+        let switch = Switch::default();
+        let other = switch.clone();
+        for mode in [Mode::Observe, Mode::Off, Mode::Enforce] {
+            other.set(mode);
+            assert_eq!(switch.mode(), mode);
+        }
+        other.count();
+        assert_eq!(switch.would_refuse(), 1);
+        assert_eq!(Switch::new(Mode::Off).mode(), Mode::Off);
+    }
+}
