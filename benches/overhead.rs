@@ -366,6 +366,8 @@ fn http_of_ours(bench: &mut Bench<'_>) {
     let limit = FleetLimitLayer::new(&provider);
     bench.calls::<HttpRequest, _>("http/ours/limit over classify", limit.layer(sensor.layer(Inner)));
     bench.calls::<HttpRequest, _>("http/ours/stack", http_stack(&provider));
+    bench.calls::<HttpRequest, _>("http/ours/rung", tower_herd::herd::bench_rung(&provider, Inner));
+    bench.calls::<HttpRequest, _>("http/ours/herd", tower_herd::herd::bench_herd(&provider, Inner));
     bench.calls::<HttpRequest, _>("http/ours/stack, nothing configured", http_stack(&unconfigured()));
 }
 

@@ -19,9 +19,9 @@ pin_project! {
         #[pin]
         body: B,
         // Made when the body is first found pending; kept armed from then on, and set again only
-        // when it fires too early, so that a body that moves does not touch the timer.
-        #[pin]
-        sleep: Option<Sleep>,
+        // when it fires too early, so that a body that moves does not touch the timer. Boxed, since a
+        // reply is moved more often than its body is waited for.
+        sleep: Option<Pin<Box<Sleep>>>,
         pending_since: Option<Instant>,
         idle: Option<Duration>,
         is_over: bool,
@@ -60,7 +60,7 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
-        let mut me = self.project();
+        let me = self.project();
         if *me.is_over {
             return Poll::Ready(None);
         }
@@ -71,10 +71,7 @@ where
         let Some(idle) = *me.idle else { return Poll::Pending };
         let since = *me.pending_since.get_or_insert_with(Instant::now);
         let at = since.checked_add(idle).unwrap_or_else(|| far(idle));
-        if me.sleep.is_none() {
-            me.sleep.set(Some(sleep_until(at)));
-        }
-        let Some(mut sleep) = me.sleep.as_pin_mut() else { return Poll::Pending };
+        let sleep = me.sleep.get_or_insert_with(|| Box::pin(sleep_until(at)));
         loop {
             ready!(sleep.as_mut().poll(cx));
             if sleep.deadline() >= at {

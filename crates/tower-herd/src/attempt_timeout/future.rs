@@ -33,8 +33,8 @@ pin_project! {
     pub struct ReplyFuture<F> {
         #[pin]
         inner: F,
-        #[pin]
-        sleep: Option<Sleep>,
+        // Boxed: only who waits pays for it, and the future is moved less.
+        sleep: Option<Pin<Box<Sleep>>>,
         deadline: Deadline,
         after: Duration,
     }
@@ -54,7 +54,7 @@ where
     type Output = Result<Res, BoxError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut me = self.project();
+        let me = self.project();
         if let Poll::Ready(outcome) = me.inner.poll(cx) {
             return Poll::Ready(outcome.map_err(Into::into));
         }
@@ -62,10 +62,10 @@ where
             let own = far(me.deadline.own);
             let at = me.deadline.task.map_or(own, |task| own.min(task));
             *me.after = me.deadline.own.saturating_sub(own.saturating_duration_since(at));
-            me.sleep.set(Some(sleep_until(at)));
+            *me.sleep = Some(Box::pin(sleep_until(at)));
         }
-        if let Some(sleep) = me.sleep.as_pin_mut() {
-            ready!(sleep.poll(cx));
+        if let Some(sleep) = me.sleep {
+            ready!(sleep.as_mut().poll(cx));
         }
         Poll::Ready(Err(AttemptTimeout { phase: Phase::Headers, after: *me.after }.into()))
     }

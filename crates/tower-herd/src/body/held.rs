@@ -10,11 +10,17 @@ use std::{
 
 pin_project! {
     /// A response body that holds something (a slot) until its end, its error or its drop.
-    #[derive(Default)]
     pub struct HeldBody<B, G> {
         #[pin]
         body: B,
         guard: Option<G>,
+    }
+}
+
+impl<B: Default, G> Default for HeldBody<B, G> {
+    /// Holding nothing.
+    fn default() -> Self {
+        HeldBody { body: B::default(), guard: None }
     }
 }
 

@@ -176,6 +176,12 @@ mod bodies {
             let state = State::Calling { inner: service.call(request) };
             ResponseFuture { state, report: Some(report), classify, options }
         }
+
+        /// Goes on from a call that `report` has watched so far, and that `inner` ends.
+        #[cfg(feature = "herd")]
+        pub(crate) fn resume(inner: F, report: Option<Report>, classify: C, options: Options) -> Self {
+            ResponseFuture { state: State::Calling { inner }, report, classify, options }
+        }
     }
 
     impl<F, B, C, E> Future for ResponseFuture<F, B, C>

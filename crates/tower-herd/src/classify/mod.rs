@@ -26,7 +26,11 @@ pub use body::SensedBody;
 #[cfg(any(feature = "fleet-limit", feature = "http"))]
 pub(crate) use error::is_timeout;
 pub use error::{NotExecuted, signal_of_error};
+#[cfg(feature = "herd")]
+pub(crate) use layer::Options;
 pub use layer::{Bodies, ClassifyLayer, Replies};
+#[cfg(feature = "herd")]
+pub(crate) use report::Report;
 pub use service::Classified;
 pub use traits::{Classify, ClassifyFn, Exhausted, FromProvider, classify_fn};
 

@@ -20,6 +20,13 @@ impl Report {
         }
     }
 
+    /// The provider that is called.
+    #[cfg(feature = "herd")]
+    #[inline]
+    pub(crate) fn core(&self) -> &std::sync::Arc<crate::provider::Core> {
+        self.sensing.core()
+    }
+
     /// The mark that this provider has learned of an outcome.
     #[inline]
     pub(crate) fn mark(&self, signal: Signal) -> Signal {

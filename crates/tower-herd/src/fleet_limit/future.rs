@@ -147,7 +147,7 @@ fn send<S: Service<Req>, Req>(
 }
 
 #[inline(always)]
-fn replied<Res, H, C>(
+pub(crate) fn replied<Res, H, C>(
     mut reply: Res,
     sensing: &mut Option<Sensing>,
     place: &mut Option<Place>,
@@ -183,7 +183,7 @@ where
 
 #[cold]
 #[inline(never)]
-fn failed<Res, C: Classify<Res>>(
+pub(crate) fn failed<Res, C: Classify<Res>>(
     error: BoxError,
     sensing: &mut Option<Sensing>,
     place: &mut Option<Place>,

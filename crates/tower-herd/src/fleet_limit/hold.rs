@@ -27,7 +27,7 @@ pub struct UntilReply;
 pub struct HeldSlot(pub(super) Option<Held>);
 
 /// Keeps the slot of a call in its response body.
-pub struct Held(pub(super) Place);
+pub struct Held(pub(crate) Place);
 
 impl std::fmt::Debug for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -76,6 +76,8 @@ mod layer;
 mod service;
 
 pub use future::ResponseFuture;
+#[cfg(feature = "herd")]
+pub(crate) use future::{failed, replied};
 #[doc(hidden)]
 pub use hold::HeldSlot;
 pub use hold::{Held, Hold, UntilBodyEnd, UntilReply};

@@ -52,15 +52,18 @@ impl<'a> Head<'a> {
         if self.extensions.is_empty() { None } else { self.extensions.get() }
     }
 
-    /// A 2xx that is not gRPC, which tells of failures in the head of a 200.
+    /// A 2xx that is not gRPC, which tells of failures in the head of a 200, and needs HTTP/2.
     #[inline]
     fn is_plain_success(&self) -> bool {
         self.status.is_success()
-            && self
-                .headers
-                .get(CONTENT_TYPE)
-                .is_some_and(|kind| !kind.as_bytes().starts_with(b"application/grpc"))
+            && (self.version < Version::HTTP_2 || !self.may_be_grpc())
             && self.stamp().is_none()
+    }
+
+    #[inline(never)]
+    fn may_be_grpc(&self) -> bool {
+        let kind = self.headers.get(CONTENT_TYPE);
+        kind.is_none_or(|kind| kind.as_bytes().starts_with(b"application/grpc"))
     }
 }
 

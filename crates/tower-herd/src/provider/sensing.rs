@@ -382,6 +382,13 @@ impl Drop for Sensing {
 }
 
 impl Sensing {
+    /// The provider that is called.
+    #[cfg(feature = "herd")]
+    #[inline]
+    pub(crate) fn core(&self) -> &std::sync::Arc<super::Core> {
+        &self.provider.core
+    }
+
     /// What the provider is known by in [`Signal::is_reported_by`].
     pub(crate) fn number(&self) -> usize {
         handover::address(&self.provider.core)

@@ -79,25 +79,35 @@ impl Drop for Place {
             self.probe_ended();
         }
         if self.sent {
-            self.linger();
+            self.core.release_later();
         } else {
-            self.core.gate.release();
+            self.core.release();
+        }
+    }
+}
+
+impl Core {
+    /// Gives a slot back.
+    #[inline]
+    pub(crate) fn release(&self) {
+        self.gate.release();
+    }
+
+    /// Gives the slot of a call back that was sent and then dropped: when it has ended at the provider
+    /// too, as far as one can tell.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn release_later(&self) {
+        let time = self.linger();
+        if time.is_zero() {
+            self.gate.release();
+        } else {
+            self.gate.release_at(self.clock().now().saturating_add(time));
         }
     }
 }
 
 impl Place {
-    #[cold]
-    #[inline(never)]
-    fn linger(&self) {
-        let time = self.core.linger();
-        if time.is_zero() {
-            self.core.gate.release();
-        } else {
-            self.core.gate.release_at(self.core.clock().now().saturating_add(time));
-        }
-    }
-
     #[cold]
     fn probe_ended(&self) {
         if self.root {
@@ -128,6 +138,14 @@ impl Provider {
             return Ok(Slot::new(self.core.clone(), None));
         }
         self.try_slot_slow()
+    }
+
+    /// A bare slot, if one is free and nothing stands in the way: its owner gives it back with
+    /// [`Core::release`] or [`Core::release_later`].
+    #[cfg(feature = "herd")]
+    #[inline]
+    pub(crate) fn try_bare_slot(&self) -> bool {
+        self.is_open() && self.core.gate.try_acquire()
     }
 
     /// Whether nothing stands in the way of a call but the ceiling: no pause, and no end of one.

@@ -91,6 +91,17 @@ where
             slow: None,
         }
     }
+
+    /// Goes on from a first attempt that is under way already.
+    #[cfg(feature = "herd")]
+    pub(crate) fn resume(
+        future: S::Future,
+        kept: Option<R::Kept>,
+        shared: Arc<Shared<S, C, R>>,
+        deadline: Option<Instant>,
+    ) -> Self {
+        ResponseFuture { state: State::Calling { future }, kept, shared, deadline, slow: None }
+    }
 }
 
 impl<S, Req, C, R> Future for ResponseFuture<S, Req, C, R>

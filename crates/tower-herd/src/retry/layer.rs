@@ -6,6 +6,7 @@ use super::{
     service::JitteredRetry,
 };
 use crate::{
+    HasTask,
     classify::DefaultClassify,
     observe::{Event, Observe, Trace},
     random::Seeds,
@@ -32,7 +33,7 @@ pub struct JitteredRetryLayer<C = DefaultClassify, R = CloneRequest> {
 }
 
 /// What all services of one layer share.
-pub(super) struct Core {
+pub(crate) struct Core {
     pub(super) config: RetryConfig,
     pub(super) seeds: Seeds,
     pub(super) budget: Arc<dyn Budget>,
@@ -261,11 +262,27 @@ impl<S: Clone, C: Clone, R: Clone> Layer<S> for JitteredRetryLayer<C, R> {
 }
 
 /// What one service, its clones and its calls share: one handle to clone a call.
-pub(super) struct Shared<S, C, R> {
+pub(crate) struct Shared<S, C, R> {
     pub(super) core: Arc<Core>,
-    pub(super) classify: C,
-    pub(super) resend: R,
+    pub(crate) classify: C,
+    pub(crate) resend: R,
     /// Never called itself: later attempts are made on clones of it, so that a call whose first attempt
     /// is well does not clone the stack below. A lock, since `S` need not be `Sync`; held for a clone.
     pub(super) again: Mutex<S>,
+}
+
+impl<S, C, R> Shared<S, C, R> {
+    /// A request comes that may be an original one: it is counted once a task and budget; a request
+    /// without a task unless it is a repetition.
+    #[inline]
+    pub(crate) fn deposit<Req: HasTask>(&self, request: &Req) {
+        let core = &self.core;
+        let is_original = match request.task() {
+            Some(task) => task.first_deposit(core.budget_id),
+            None => request.resent().is_none(),
+        };
+        if is_original {
+            core.budget.deposit();
+        }
+    }
 }

@@ -102,6 +102,8 @@ pub use budget::{Budget, RatioBudget, Unlimited};
 pub use charge::Resent;
 pub use config::{InvalidRetryConfig, RetryConfig};
 pub use layer::JitteredRetryLayer;
+#[cfg(feature = "herd")]
+pub(crate) use layer::Shared;
 pub use resend::{CloneRequest, Never, Resend};
 #[cfg(feature = "http")]
 pub use resend::{KeptReplay, Replay, ReplayBody, Superseded, replay};

@@ -22,6 +22,15 @@ impl<S, C, R> JitteredRetry<S, C, R> {
     }
 }
 
+#[cfg(feature = "herd")]
+impl<S, C, R> JitteredRetry<S, C, R> {
+    /// The service that the next first attempt is made on, and what all share.
+    #[inline]
+    pub(crate) fn parts(&mut self) -> (&mut S, &Arc<Shared<S, C, R>>) {
+        (&mut self.inner, &self.shared)
+    }
+}
+
 impl<S: Clone, C, R> Clone for JitteredRetry<S, C, R> {
     fn clone(&self) -> Self {
         JitteredRetry { inner: self.inner.clone(), shared: self.shared.clone() }
@@ -56,15 +65,7 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        let core = &self.shared.core;
-        // One deposit a task and budget; a request without a task deposits unless it is a repetition.
-        let original = match request.task() {
-            Some(task) => task.first_deposit(core.budget_id),
-            None => request.resent().is_none(),
-        };
-        if original {
-            core.budget.deposit();
-        }
+        self.shared.deposit(&request);
         // The instance that was polled ready makes the first attempt.
         ResponseFuture::call(&mut self.inner, request, self.shared.clone())
     }
