@@ -195,6 +195,13 @@ impl Core {
         result
     }
 
+    /// Takes over all settings but those of the control, which it gives back.
+    fn adopt(&self, settings: &ProviderSettings) -> control::Settings {
+        self.aborts.store(settings.aborts, Ordering::Relaxed);
+        self.gate.configure(settings.queue, settings.batch_age);
+        control::Settings::from(settings)
+    }
+
     /// Pauses the whole provider; the wait in force after the merge.
     ///
     /// Two places hold this pause: `root` says when and why, to who asks; the control keeps its queue
@@ -274,13 +281,28 @@ impl Provider {
                 why: "differ from those it already has; give each provider its settings in one place",
             });
         }
-        self.core.aborts.store(settings.aborts, Ordering::Relaxed);
-        self.core.gate.configure(settings.queue, settings.batch_age);
-        let new = control::Settings::from(&settings);
+        let new = self.core.adopt(&settings);
         *known = Some(settings);
         // Before the observer hears of the new ceiling: it may ask for anything.
         drop(known);
         self.core.control(|control, _, _| control.configure(new));
+        Ok(())
+    }
+
+    /// Gives the provider other settings while it runs, as an operator: calls in flight, queue, pause and
+    /// breaker stay, and so does the learned ceiling unless another ceiling or rate is given. A ceiling below
+    /// what is in flight cuts nobody off; it admits nobody until enough calls have ended.
+    ///
+    /// # Errors
+    ///
+    /// Says which field cannot be; then nothing has changed.
+    pub fn reconfigure(&self, settings: ProviderSettings) -> Result<(), SettingsError> {
+        settings.check(&self.core.name)?;
+        let mut known = lock(&self.core.settings);
+        let new = self.core.adopt(&settings);
+        *known = Some(settings);
+        drop(known);
+        self.core.control(|control, _, _| control.reconfigure(new));
         Ok(())
     }
 

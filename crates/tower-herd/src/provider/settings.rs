@@ -22,6 +22,7 @@ pub struct ProviderSettings {
     /// The most waiters in the queue; further ones are refused. Default 10 000.
     pub queue: usize,
     /// After this long a batch waiter takes turns with the interactive ones. Default 5 s.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub batch_age: Duration,
     /// Whether the provider stops working on a call that its caller drops. If not (the default), the
     /// slot of a dropped call stays taken for the 95th percentile of durations, 10 s at most.

@@ -3,8 +3,8 @@ use crate::task::{DEFAULT_ALLOWANCE, DEFAULT_DEADLINE};
 use std::{fmt, time::Duration};
 
 /// The settings of a [`JitteredRetryLayer`](super::JitteredRetryLayer) as plain data, for
-/// configuration files. Durations are whole milliseconds there (`base_ms = 500`), and what is left out
-/// has its default.
+/// configuration files. Durations are text there (`base = "500ms"`, `cap = "1m 30s"`), and what is left
+/// out has its default.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(
     feature = "serde",
@@ -17,13 +17,13 @@ pub struct RetryConfig {
     /// task's own allowance counts too: the smaller of both binds. Default 3.
     pub attempts: u32,
     /// Bound of the first wait; it doubles from there. Default 500 ms.
-    #[cfg_attr(feature = "serde", serde(rename = "base_ms", with = "millis"))]
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub base: Duration,
     /// The same after a 429 without a hint. Default 1 s.
-    #[cfg_attr(feature = "serde", serde(rename = "throttled_base_ms", with = "millis"))]
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub throttled_base: Duration,
     /// Where the bound stops growing. Never shortens a server's own wait. Default 30 s.
-    #[cfg_attr(feature = "serde", serde(rename = "cap_ms", with = "millis"))]
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub cap: Duration,
     /// The shape of the jitter. Default full.
     pub backoff: Backoff,
@@ -32,7 +32,7 @@ pub struct RetryConfig {
     /// Requests that may sleep at one time in all services of the layer. Default 10 000.
     pub max_sleepers: usize,
     /// How long a request may take in all where its task names no deadline. Default 60 s.
-    #[cfg_attr(feature = "serde", serde(rename = "deadline_ms", with = "millis"))]
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub deadline: Duration,
     /// Whether a repetition meets the same idempotency domain as the call before it; false where a
     /// ladder below may send it elsewhere. Default true.
@@ -105,19 +105,6 @@ impl RetryConfig {
     }
 }
 
-#[cfg(feature = "serde")]
-mod millis {
-    use serde::{Deserialize, Deserializer, Serializer};
-    use std::time::Duration;
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
-    }
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        u64::deserialize(from).map(Duration::from_millis)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +128,7 @@ mod tests {
     #[cfg(feature = "serde")]
     #[test]
     fn loads_from_a_file() {
-        let text = r#"{ "attempts": 5, "base_ms": 100, "backoff": { "plus-minus": 0.3 } }"#;
+        let text = r#"{ "attempts": 5, "base": "100ms", "backoff": { "plus-minus": 0.3 } }"#;
         let config: RetryConfig = serde_json::from_str(text).unwrap();
         let expected = RetryConfig {
             attempts: 5,

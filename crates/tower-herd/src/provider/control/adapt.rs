@@ -68,6 +68,18 @@ impl Control {
         (self.latency, self.refusal) = (latency, refusal);
     }
 
+    /// Goes on with other settings. A new maximum or rate is taken at its word, and learned from anew; where
+    /// these stay, so does what was learned.
+    pub(in crate::provider) fn reconfigure(&mut self, settings: Settings) {
+        let settings = Settings { floor: settings.floor.max(1), ..settings };
+        if settings.max != self.set.max || settings.rate != self.set.rate {
+            return self.configure(settings);
+        }
+        self.set = settings;
+        self.cap = self.cap.max(settings.floor);
+        self.limit = self.limit.map(|limit| limit.max(settings.floor));
+    }
+
     /// A call lasted so long.
     pub(in crate::provider) fn on_duration(&mut self, took: Duration) {
         self.latency = Some(mean(self.latency, took));
