@@ -48,6 +48,7 @@
 //! | [`TaskLayer`] | [`JitteredRetryLayer`] | each attempt is a task of its own, with a fresh deadline and allowance |
 //! | [`JitteredRetryLayer`] | [`HashedFailoverLayer`] | each rung is retried before the next is asked; a walk costs attempts times rungs |
 //! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
+//! | [`BudgetLayer`] | [`RetryAfterLayer`] | a call waits for the end of a pause, and is thrown away then |
 //! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
 //! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
 //! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
@@ -88,7 +89,7 @@
 //! # Features
 //!
 //! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
-//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
+//! `budget`, `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
 //! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which
@@ -149,6 +150,8 @@ pub mod task;
 pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
 #[cfg(feature = "attempt-timeout")]
 pub use attempt_timeout::{AttemptTimeout, AttemptTimeoutLayer};
+#[cfg(feature = "budget")]
+pub use budget::{Budget, BudgetLayer, RatioBudget, TokenBucketBudget};
 pub use classify::{Classify, ClassifyFn, ClassifyLayer, Exhausted, NotExecuted, classify_fn};
 pub use clock::{Clock, Time};
 #[cfg(feature = "hashed-failover")]
@@ -158,7 +161,7 @@ pub use fleet_limit::FleetLimitLayer;
 pub use provider::{Fleet, PauseReason, Provider, ProviderSettings, SettingsError};
 pub use refusal::{Refusal, RefusalKind};
 #[cfg(feature = "jittered-retry")]
-pub use retry::{Backoff, Budget, CloneRequest, JitteredRetryLayer, RatioBudget, Resend};
+pub use retry::{Backoff, CloneRequest, JitteredRetryLayer, Resend};
 #[cfg(all(feature = "http", feature = "jittered-retry"))]
 pub use retry::{Replay, replay};
 #[cfg(feature = "retry-after")]

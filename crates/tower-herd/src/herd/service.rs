@@ -69,7 +69,7 @@ where
     fn call(&mut self, mut request: Req) -> Self::Future {
         let (guarded, shared) = self.retry.parts();
         let provider = &guarded.layers.provider;
-        if !guarded.layers.are_clear() || !provider.try_bare_slot() {
+        if shared.listens() || !guarded.layers.are_clear() || !provider.try_bare_slot() {
             return ResponseFuture { state: State::Layers { future: Box::pin(self.retry.call(request)) } };
         }
         shared.deposit(&request);

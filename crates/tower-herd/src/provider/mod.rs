@@ -60,6 +60,8 @@ pub(crate) use sensing::Sensing;
 pub(crate) use slot::{Denied, Place, Slot};
 pub(crate) use wait::{Admission, WaitFor};
 pub(crate) use waiting::Waiting;
+#[cfg(feature = "budget")]
+pub(crate) use watch::Verdict;
 
 use crate::{
     Clock, Time,
@@ -352,6 +354,12 @@ impl Provider {
     #[must_use]
     pub fn throttled(&self) -> u64 {
         self.core.throttled.load(Ordering::Relaxed)
+    }
+
+    /// What decides which calls of this scope (or all of the provider) are not sent.
+    #[cfg(feature = "budget")]
+    pub(crate) fn throttle(&self) -> &Arc<crate::budget::Throttle> {
+        self.scope.as_deref().unwrap_or(&self.core.root).watch.throttle(&self.core.fleet.seeds)
     }
 
     /// A sensor was built for it.

@@ -130,9 +130,9 @@ impl Sensing {
         }
         match signal.kind {
             // It was told, by a sensor whose call was deferred.
-            _ if signal.is_reported_by(self.number()) => self.phase = Phase::Settled,
+            _ if signal.is_reported_by(self.number()) => self.is_none(),
             // It may have been told: a success lost teaches less than one counted twice.
-            Kind::Success | Kind::Empty if self.unsure => self.phase = Phase::Settled,
+            Kind::Success | Kind::Empty if self.unsure => self.is_none(),
             Kind::Success | Kind::Empty => {
                 self.phase = Phase::Replied;
                 if signal.kind == Kind::Empty {
@@ -143,13 +143,19 @@ impl Sensing {
                 }
             }
             // A refusal of a stack further in: this provider was not called.
-            Kind::Refused => self.phase = Phase::Settled,
+            Kind::Refused => self.is_none(),
             _ => {
                 self.phase = Phase::Settled;
                 self.trouble(signal);
                 self.settled(Verdict::Reply(signal.kind));
             }
         }
+    }
+
+    /// It was no call of this provider, or it is told by another sensing: no verdict.
+    fn is_none(&mut self) {
+        self.phase = Phase::Settled;
+        self.settled(Verdict::Dropped);
     }
 
     /// Tells those who count outcomes what became of the call.

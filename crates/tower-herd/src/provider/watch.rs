@@ -6,13 +6,19 @@
 //! at the end of the body, or where that is dropped.
 
 use crate::{Kind, Time};
+#[cfg(feature = "budget")]
+use crate::{budget::Throttle, random::Seeds};
 use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(feature = "budget")]
+use std::sync::{Arc, OnceLock};
 
 /// The counters of one scope.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     /// Somebody counts here; else calls pass with this one look.
     active: AtomicBool,
+    #[cfg(feature = "budget")]
+    throttle: OnceLock<Arc<Throttle>>,
 }
 
 /// What a call was sent under.
@@ -39,12 +45,27 @@ impl Watch {
     /// A call starts.
     #[inline]
     pub(super) fn begin(&self) -> Watched {
+        #[cfg(feature = "budget")]
+        if let Some(throttle) = self.throttle.get() {
+            throttle.sent();
+        }
         Watched {}
     }
 
     /// A call that began as `watched` came to this.
     #[inline]
     pub(super) fn settled(&self, watched: Watched, verdict: Verdict, now: impl FnOnce() -> Time) {
-        let _ = (watched, verdict, now);
+        #[cfg(feature = "budget")]
+        if let Some(throttle) = self.throttle.get() {
+            throttle.settled(verdict, now);
+        }
+        let _ = watched;
+    }
+
+    /// What decides the share of calls that are not sent; from now on it hears of all calls.
+    #[cfg(feature = "budget")]
+    pub(super) fn throttle(&self, seeds: &Seeds) -> &Arc<Throttle> {
+        self.active.store(true, Ordering::Relaxed);
+        self.throttle.get_or_init(|| Arc::new(Throttle::new(seeds)))
     }
 }

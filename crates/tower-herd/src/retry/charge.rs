@@ -1,7 +1,6 @@
 //! What was taken out of the budget for one repetition, and how the layers below hear of it.
 
-use super::budget::Budget;
-use crate::Executed;
+use crate::{Executed, budget::Budget};
 use std::{
     fmt,
     sync::{
@@ -31,11 +30,9 @@ pub(crate) struct Withdrawal {
 }
 
 impl Withdrawal {
-    pub(crate) fn try_new(budget: &Arc<dyn Budget>) -> Option<Self> {
-        budget.try_withdraw().then(|| Withdrawal {
-            open: Arc::new(Open { budget: budget.clone(), open: AtomicBool::new(true) }),
-            sent: false,
-        })
+    pub(crate) fn try_new(budget: Arc<dyn Budget>) -> Option<Self> {
+        let withdrawn = budget.try_withdraw();
+        withdrawn.then(|| Withdrawal { open: Arc::new(Open { budget, open: true.into() }), sent: false })
     }
 }
 
@@ -111,20 +108,21 @@ impl fmt::Debug for Resent {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::budget::RatioBudget, *};
+    use super::*;
+    use crate::budget::RatioBudget;
 
     #[tokio::test(start_paused = true)]
     async fn what_is_not_sent_comes_back() {
         let budget = RatioBudget::new(0.0);
         let handle: Arc<dyn Budget> = Arc::new(budget.clone());
-        let first = Withdrawal::try_new(&handle).unwrap();
-        let mut second = Withdrawal::try_new(&handle).unwrap();
+        let first = Withdrawal::try_new(handle.clone()).unwrap();
+        let mut second = Withdrawal::try_new(handle.clone()).unwrap();
         assert_eq!(budget.balance(), 1.0);
         drop(first);
         second.sent = true;
         drop(second);
         assert_eq!(budget.balance(), 2.0);
-        let third = Withdrawal::try_new(&handle).unwrap();
+        let third = Withdrawal::try_new(handle.clone()).unwrap();
         let resent = Resent::new(2, Executed::Maybe, Some("a".into()), Some(&third));
         resent.went_to("a");
         assert_eq!(budget.balance(), 1.0);

@@ -4,7 +4,7 @@ use super::{
     charge::{Resent, Withdrawal},
     layer::{Bed, Core, Shared},
     resend::{CloneRequest, Resend},
-    state::{Cost, Decision, Reply, Session, Standing, Why},
+    state::{Cost, Decision, Reply, Session, Standing, Why, takes_token},
 };
 use crate::{
     BoxError, Classify, Executed, Exhausted, HasTask, Kind, Refusal, Safety, Signal,
@@ -36,6 +36,8 @@ pin_project! {
         // Noted when the first attempt is first pending: a call that is ready at once reads no clock.
         deadline: Option<Instant>,
         slow: Option<Box<Slow<S, S::Response>>>,
+        // Of the layers that share a budget one tells it of a success: the one that paid in.
+        tells: bool,
     }
 }
 
@@ -82,13 +84,14 @@ where
 {
     // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
     #[inline]
-    pub(super) fn call(service: &mut S, mut request: Req, shared: Arc<Shared<S, C, R>>) -> Self {
+    pub(super) fn call(service: &mut S, mut request: Req, shared: Arc<Shared<S, C, R>>, tells: bool) -> Self {
         ResponseFuture {
             kept: shared.resend.keep(&mut request),
             state: State::Calling { future: service.call(request) },
             shared,
             deadline: None,
             slow: None,
+            tells,
         }
     }
 
@@ -100,7 +103,7 @@ where
         shared: Arc<Shared<S, C, R>>,
         deadline: Option<Instant>,
     ) -> Self {
-        ResponseFuture { state: State::Calling { future }, kept, shared, deadline, slow: None }
+        ResponseFuture { state: State::Calling { future }, kept, shared, deadline, slow: None, tells: false }
     }
 }
 
@@ -122,6 +125,10 @@ where
                 StateProj::Calling { future } => {
                     let outcome = match future.poll(cx) {
                         Poll::Ready(Ok(reply)) if me.shared.classify.kind(Ok(&reply)).is_success() => {
+                            if *me.tells {
+                                let provider = me.shared.classify.provider(Ok(&reply));
+                                me.shared.core.part(provider.as_deref()).succeeded();
+                            }
                             return Poll::Ready(Ok(reply));
                         }
                         Poll::Ready(outcome) => outcome,
@@ -271,10 +278,12 @@ where
         left: deadline.saturating_duration_since(now),
         room: bed.is_some(),
     };
+    if core.listens && takes_token(&core.config, &reply, standing.safety) {
+        core.part(provider.as_deref()).failed();
+    }
     let mut withdrawal = None;
     let decision = slow.session.decide(&core.config, &reply, &standing, &mut slow.random, || {
-        let part = provider.as_deref().and_then(|provider| core.budget.of(provider));
-        withdrawal = Withdrawal::try_new(part.as_ref().unwrap_or(&core.budget));
+        withdrawal = Withdrawal::try_new(core.part(provider.as_deref()));
         withdrawal.is_some()
     });
     // Calls of one task may run side by side: who counts past the limit does not go on.

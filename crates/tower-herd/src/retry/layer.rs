@@ -1,12 +1,12 @@
 use super::{
     backoff::Backoff,
-    budget::{Budget, RatioBudget},
     config::{InvalidRetryConfig, RetryConfig},
     resend::CloneRequest,
     service::JitteredRetry,
 };
 use crate::{
     HasTask,
+    budget::{Budget, RatioBudget},
     classify::DefaultClassify,
     observe::{Event, Observe, Trace},
     random::Seeds,
@@ -38,6 +38,8 @@ pub(crate) struct Core {
     pub(super) seeds: Seeds,
     pub(super) budget: Arc<dyn Budget>,
     pub(super) budget_id: usize,
+    /// Whether the budget wants to hear what becomes of calls.
+    pub(super) listens: bool,
     observer: Arc<dyn Observe>,
     sleeping: AtomicUsize,
 }
@@ -51,6 +53,11 @@ impl Core {
         if self.observer.enabled() {
             self.observer.observe(&event());
         }
+    }
+
+    /// The part of the budget that is kept for this provider, or the whole.
+    pub(super) fn part(&self, provider: Option<&str>) -> Arc<dyn Budget> {
+        provider.and_then(|name| self.budget.of(name)).unwrap_or_else(|| self.budget.clone())
     }
 
     pub(super) fn bed(self: &Arc<Self>) -> Option<Bed> {
@@ -76,6 +83,7 @@ impl JitteredRetryLayer {
             config: RetryConfig::default(),
             seeds: Seeds::from_entropy(),
             budget_id: budget.id(),
+            listens: budget.listens(),
             budget,
             observer: Arc::new(Trace),
             sleeping: AtomicUsize::new(0),
@@ -113,6 +121,7 @@ impl<C, R> JitteredRetryLayer<C, R> {
             seeds: Seeds::from_seed(old.seeds.session().bits()),
             budget: old.budget.clone(),
             budget_id: old.budget_id,
+            listens: old.listens,
             observer: old.observer.clone(),
             sleeping: AtomicUsize::new(0),
         };
@@ -184,7 +193,7 @@ impl<C, R> JitteredRetryLayer<C, R> {
     #[must_use]
     pub fn budget(self, budget: impl Budget) -> Self {
         self.change(|core| {
-            core.budget_id = budget.id();
+            (core.budget_id, core.listens) = (budget.id(), budget.listens());
             core.budget = Arc::new(budget);
         })
     }
@@ -273,9 +282,9 @@ pub(crate) struct Shared<S, C, R> {
 
 impl<S, C, R> Shared<S, C, R> {
     /// A request comes that may be an original one: it is counted once a task and budget; a request
-    /// without a task unless it is a repetition.
+    /// without a task unless it is a repetition. Whether it was counted.
     #[inline]
-    pub(crate) fn deposit<Req: HasTask>(&self, request: &Req) {
+    pub(crate) fn deposit<Req: HasTask>(&self, request: &Req) -> bool {
         let core = &self.core;
         let is_original = match request.task() {
             Some(task) => task.first_deposit(core.budget_id),
@@ -284,5 +293,12 @@ impl<S, C, R> Shared<S, C, R> {
         if is_original {
             core.budget.deposit();
         }
+        is_original
+    }
+
+    /// Whether the budget wants to hear what becomes of calls.
+    #[inline]
+    pub(crate) fn listens(&self) -> bool {
+        self.core.listens
     }
 }

@@ -86,7 +86,6 @@
 //! ```
 
 pub mod backoff;
-pub mod budget;
 mod charge;
 mod config;
 pub mod future;
@@ -97,8 +96,8 @@ mod resend;
 mod service;
 pub mod state;
 
+pub use crate::budget::{self, Budget, RatioBudget, Unlimited};
 pub use backoff::Backoff;
-pub use budget::{Budget, RatioBudget, Unlimited};
 pub use charge::Resent;
 pub use config::{InvalidRetryConfig, RetryConfig};
 pub use layer::JitteredRetryLayer;

@@ -65,8 +65,8 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        self.shared.deposit(&request);
+        let tells = self.shared.deposit(&request) && self.shared.listens();
         // The instance that was polled ready makes the first attempt.
-        ResponseFuture::call(&mut self.inner, request, self.shared.clone())
+        ResponseFuture::call(&mut self.inner, request, self.shared.clone(), tells)
     }
 }

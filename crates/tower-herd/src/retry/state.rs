@@ -217,13 +217,27 @@ impl Session {
     }
 }
 
-/// Whether this reply, to this request, is one to send again after.
-fn may_resend(config: &RetryConfig, signal: &Signal, safety: Safety) -> bool {
-    let kind = match signal.kind {
+fn is_repeatable(signal: &Signal) -> bool {
+    match signal.kind {
         Kind::Throttled | Kind::Overloaded | Kind::Failed => true,
         Kind::Rejected => signal.resend == ResendAdvice::Allowed,
         _ => false,
-    };
+    }
+}
+
+/// Whether a budget that goes by outcomes counts this one as failed (gRFC A6): if it is to be sent again,
+/// other than as a mere re-delivery, or the server says never. What another layer marked as its last reply
+/// was counted there.
+pub(super) fn takes_token(config: &RetryConfig, reply: &Reply, safety: Safety) -> bool {
+    let signal = &reply.signal;
+    let charged = signal.kind != Kind::Throttled && may_resend(config, signal, safety);
+    let forbidden = is_repeatable(signal) && signal.pushback == Pushback::Never;
+    !reply.exhausted && (charged || forbidden)
+}
+
+/// Whether this reply, to this request, is one to send again after.
+fn may_resend(config: &RetryConfig, signal: &Signal, safety: Safety) -> bool {
+    let kind = is_repeatable(signal);
     // "Never" binds here even where a ladder below may go elsewhere: that choice is the ladder's.
     let never = signal.resend == ResendAdvice::Never || signal.pushback == Pushback::Never;
     kind && !never && safety.allows(signal, config.same_domain)

@@ -29,6 +29,8 @@ mod layer;
 pub use layer::{Alike, Describe, StartTask, TaskLayer};
 
 use crate::{Safety, random::mix};
+#[cfg(feature = "budget")]
+use std::sync::atomic::AtomicU64;
 use std::{
     fmt,
     sync::{
@@ -46,6 +48,9 @@ pub const DEFAULT_ALLOWANCE: u32 = 3;
 
 /// A task that goes to and fro between rungs is counted once at each, for so many of them.
 const POTS: usize = 6;
+/// The same for the throttles that refuse it.
+#[cfg(feature = "budget")]
+const SHEDS: usize = 4;
 
 /// A stable 64-bit key: who or what something is, for hashing and comparing.
 ///
@@ -123,6 +128,9 @@ struct Inner {
     throttled: AtomicU32,
     /// The retry budgets that it was counted in; what comes after so many is not counted.
     deposited: [AtomicUsize; POTS],
+    /// The throttles that refused it, and when it was last counted there.
+    #[cfg(feature = "budget")]
+    shed: [AtomicU64; SHEDS],
     /// Where its last call that was no success went.
     last: Mutex<Last>,
 }
@@ -150,6 +158,8 @@ impl Task {
             spent: AtomicU32::new(0),
             throttled: AtomicU32::new(0),
             deposited: Default::default(),
+            #[cfg(feature = "budget")]
+            shed: Default::default(),
             last: Mutex::default(),
         }))
     }
@@ -211,6 +221,8 @@ impl Task {
                 spent: AtomicU32::new(0),
                 throttled: AtomicU32::new(0),
                 deposited: Default::default(),
+                #[cfg(feature = "budget")]
+                shed: Default::default(),
                 last: Mutex::default(),
                 ..**old
             }));
@@ -288,6 +300,24 @@ impl Task {
             }
         }
         false
+    }
+
+    /// Whether a refusal of a throttle has not been counted yet, for this task, in its present window. (A task
+    /// that goes to and fro between more throttles than it remembers is counted again.)
+    #[cfg(feature = "budget")]
+    pub(crate) fn first_shed(&self, shed: crate::budget::Shed) -> bool {
+        let mut place = &self.0.shed[(shed.pack() >> 32) as usize % SHEDS];
+        for known in &self.0.shed {
+            let packed = known.load(Ordering::Relaxed);
+            match shed.is_counted_by(packed) {
+                Some(true) => return false,
+                Some(false) => place = known,
+                None if packed == 0 => place = known,
+                None => {}
+            }
+        }
+        place.store(shed.pack(), Ordering::Relaxed);
+        true
     }
 
     /// A call of it at `provider` came to nothing; it may have been executed there.

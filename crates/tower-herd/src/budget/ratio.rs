@@ -1,19 +1,7 @@
-//! The retry budget: how large a share of the traffic may be repetitions.
-//!
-//! Backoff spreads one client's calls and caps nothing: in an outage every client still sends every
-//! attempt it has, and three nested layers of four attempts send 64. A budget is shared by all calls
-//! to a provider. Each original request pays in a fraction of a call; each repetition takes out a
-//! whole one, before it sleeps. So a provider in trouble sees `1 + ratio` times its usual load and not
-//! `attempts` times, while a single unlucky call is repeated at once.
-//!
-//! [`RatioBudget`] is that plain rule. Other policies implement [`Budget`].
-//!
-//! Not charged: a re-delivery after a 429 (nothing was executed, and the server's pause spaces it),
-//! and waiting for a refusal of our own.
-
+use super::Budget;
 use crate::{Clock, Time};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
@@ -22,88 +10,28 @@ use std::{
     time::Duration,
 };
 
-/// What a repetition is asked of. Shared by every layer that repeats calls to the same provider; also
-/// by retry code that is not ours. Never blocks.
-pub trait Budget: Send + Sync + 'static {
-    /// One original request is sent (not a repetition).
-    fn deposit(&self);
-    /// Takes out one call. Asked when a repetition is scheduled, before the wait; on `false` none is
-    /// sent.
-    #[must_use]
-    fn try_withdraw(&self) -> bool;
-    /// A call that was taken out is not sent after all.
-    fn refund(&self);
-    /// Opens the part that is kept for one provider, where one handle serves a ladder of several; none:
-    /// one pot for all. A layer that knows where a call goes (the ladder) does so once for each rung,
-    /// and deposits there.
-    fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
-        let _ = provider;
-        None
-    }
-    /// The part of this provider, if somebody opened it. The retry layer withdraws from the part of
-    /// the provider whose reply it holds, else from the one pot: a part into which nobody pays would
-    /// soon be empty.
-    fn of(&self, provider: &str) -> Option<Arc<dyn Budget>> {
-        let _ = provider;
-        None
-    }
-    /// Tells pots apart: two handles of one pot give the same number, so that a task that passes two
-    /// layers of one budget deposits once (twitter/finagle#956).
-    fn id(&self) -> usize {
-        std::ptr::from_ref(self).cast::<()>().addr()
-    }
-}
-
-impl<B: Budget + ?Sized> Budget for Arc<B> {
-    fn deposit(&self) {
-        (**self).deposit();
-    }
-    fn try_withdraw(&self) -> bool {
-        (**self).try_withdraw()
-    }
-    fn refund(&self) {
-        (**self).refund();
-    }
-    fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
-        (**self).open(provider)
-    }
-    fn of(&self, provider: &str) -> Option<Arc<dyn Budget>> {
-        (**self).of(provider)
-    }
-    fn id(&self) -> usize {
-        (**self).id()
-    }
-}
-
-/// No limit but the attempts of each request. For tests, and where something else holds the share of
-/// repetitions down.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unlimited;
-
-impl Budget for Unlimited {
-    fn deposit(&self) {}
-    fn try_withdraw(&self) -> bool {
-        true
-    }
-    fn refund(&self) {}
-}
-
 /// A share of the original requests of the last window, and a small reserve for quiet times.
 ///
 /// Default: 10 percent of the last 30 s, and a reserve of 3 calls that refills by one every 10 s. A
 /// clone is the same budget.
 ///
 /// The arithmetic is exact, in millionths of a call: a ratio of 0.6 grants 0.6 (tower-rs/tower#857
-/// grants 1.0). Over any stretch of time `[a, b]`, without refunds,
+/// grants 1.0). Over any stretch of time `[a, b]`,
 ///
-/// `withdrawals <= ratio * deposits in [a - window, b] + reserve + (b - a) / refill`.
+/// `withdrawals - refunds <= ratio * deposits + reserve + (b - a) / refill`,
+///
+/// where deposits and refunds count from `a - window` on: what was paid in, or given back, may be used
+/// for that long. What is given back fills the reserve first.
+///
+/// [`per_minute`](RatioBudget::per_minute) adds a hard ceiling, for a provider that must never see more
+/// repetitions than so many, however much traffic pays in.
 ///
 /// The clock is read for one deposit in eight and for every withdrawal. Deposits between two readings
 /// count as made at the first: credit may expire a little early, and is never invented. Memory is
 /// fixed, whatever the rate.
 ///
 /// ```
-/// use tower_herd::retry::budget::{Budget, RatioBudget};
+/// use tower_herd::budget::{Budget, RatioBudget};
 /// let budget = RatioBudget::new(0.1).reserve(0, std::time::Duration::from_secs(10));
 /// (0..25).for_each(|_| budget.deposit());
 /// assert!(budget.try_withdraw() && budget.try_withdraw() && !budget.try_withdraw());
@@ -122,6 +50,8 @@ struct Settings {
     window: Duration,
     burst: u64,
     refill: Duration,
+    /// The most withdrawals in any minute.
+    ceiling: Option<u32>,
 }
 
 struct Pot {
@@ -145,11 +75,19 @@ struct Ledger {
     credit: u64,
     reserve: u64,
     refilled: Time,
+    now: Time,
+    /// When the last withdrawals were made, as many of them as the ceiling allows: older ones do not
+    /// matter. Empty without a ceiling.
+    last: VecDeque<Time>,
 }
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 impl Ledger {
     fn new(settings: &Settings) -> Self {
         Ledger {
+            now: Time::ZERO,
+            last: VecDeque::new(),
             buckets: [0; BUCKETS],
             newest: 0,
             credit: 0,
@@ -178,10 +116,11 @@ impl Ledger {
         let steps = nanos(now.saturating_since(self.refilled)) / step;
         self.refilled = self.refilled.saturating_add(Duration::from_nanos(steps.saturating_mul(step)));
         self.reserve = self.reserve.saturating_add(steps).min(full);
+        self.now = self.now.max(now);
     }
 
-    fn withdraw(&mut self) -> bool {
-        if self.credit.saturating_add(self.reserve) < CALL {
+    fn withdraw(&mut self, settings: &Settings) -> bool {
+        if self.credit.saturating_add(self.reserve) < CALL || !self.below_ceiling(settings) {
             return false;
         }
         // Credit that expires soonest goes first, the reserve last.
@@ -197,6 +136,29 @@ impl Ledger {
         self.reserve -= due;
         true
     }
+
+    /// Whether one more keeps every minute within the ceiling; notes it if so. What is given back still
+    /// counts here: the ceiling is on what was asked for, so that it holds whatever becomes of it.
+    fn below_ceiling(&mut self, settings: &Settings) -> bool {
+        let Some(most) = settings.ceiling else { return true };
+        while self.last.front().is_some_and(|at| self.now.saturating_since(*at) >= MINUTE) {
+            self.last.pop_front();
+        }
+        let below = self.last.len() < most as usize;
+        if below {
+            self.last.push_back(self.now);
+        }
+        below
+    }
+
+    /// Gives one back: to the reserve as far as it has room, where it does not expire and can never be
+    /// more than the reserve, the rest to the credit of this moment.
+    fn give_back(&mut self, settings: &Settings) {
+        let full = settings.burst.saturating_mul(CALL);
+        let room = full.saturating_sub(self.reserve).min(CALL);
+        self.reserve += room;
+        self.pay_in(CALL - room);
+    }
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -210,7 +172,7 @@ impl RatioBudget {
         // The cast saturates, and turns what is not a number into 0.
         let ratio = (ratio * CALL as f64).round() as u64;
         let (window, refill) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self::with(Settings { ratio, window, burst: 3, refill })
+        Self::with(Settings { ratio, window, burst: 3, refill, ceiling: None })
     }
 
     fn with(settings: Settings) -> Self {
@@ -235,7 +197,15 @@ impl RatioBudget {
         Self::with(Settings { burst: calls.into(), refill, ..self.settings })
     }
 
-    /// Calls that could be taken out now.
+    /// The same with at most so many withdrawals in any 60 s, whatever was paid in; default: no such
+    /// ceiling. What is refunded still counts. Remembers the instants of so many withdrawals at most.
+    /// Starts afresh.
+    #[must_use]
+    pub fn per_minute(self, calls: u32) -> Self {
+        Self::with(Settings { ceiling: Some(calls), ..self.settings })
+    }
+
+    /// Calls that could be taken out now, the ceiling of a minute aside.
     #[must_use]
     pub fn balance(&self) -> f64 {
         let ledger = self.pot.up_to_date();
@@ -270,11 +240,11 @@ impl Budget for RatioBudget {
     }
 
     fn try_withdraw(&self) -> bool {
-        self.pot.up_to_date().withdraw()
+        self.pot.up_to_date().withdraw(&self.pot.settings)
     }
 
     fn refund(&self) {
-        self.pot.up_to_date().pay_in(CALL);
+        self.pot.up_to_date().give_back(&self.pot.settings);
     }
 
     fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
@@ -300,13 +270,14 @@ impl fmt::Debug for RatioBudget {
             .field("window", &self.settings.window)
             .field("reserve", &self.settings.burst)
             .field("refill", &self.settings.refill)
+            .field("per_minute", &self.settings.ceiling)
             .finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Unlimited, *};
     use proptest::prelude::*;
 
     const S: fn(u64) -> Duration = Duration::from_secs;
@@ -370,35 +341,91 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_minute_has_its_ceiling_and_keeps_it() {
+        let budget = RatioBudget::new(1.0).per_minute(4);
+        (0..1000).for_each(|_| budget.deposit());
+        assert_eq!(drained(&budget), 4, "whatever was paid in");
+        budget.refund();
+        assert_eq!(drained(&budget), 0, "asked for is asked for");
+        tokio::time::advance(S(60) - Duration::from_nanos(1)).await;
+        (0..1000).for_each(|_| budget.deposit());
+        assert_eq!(drained(&budget), 0);
+        tokio::time::advance(Duration::from_nanos(1)).await;
+        assert_eq!(drained(&budget), 4);
+        assert_eq!(drained(&RatioBudget::default().per_minute(0)), 0);
+        let part = budget.open("a").unwrap();
+        (0..1000).for_each(|_| part.deposit());
+        assert_eq!((0..99).filter(|_| part.try_withdraw()).count(), 4, "each part its own");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_given_back_to_the_reserve_is_never_more_than_the_reserve() {
+        let budget = RatioBudget::new(0.0);
+        assert_eq!(drained(&budget), 3);
+        (0..3).for_each(|_| budget.refund());
+        assert_eq!(budget.balance(), 3.0);
+        tokio::time::advance(S(3600)).await;
+        assert_eq!(drained(&budget), 3, "it does not refill on top of what came back");
+    }
+
+    // Law 3 for who is alone: one call every five seconds pays in a tenth of a call, and the reserve is
+    // what lets it repeat the one that failed.
+    #[tokio::test(start_paused = true)]
+    async fn a_lone_agent_that_calls_every_five_seconds_gets_its_retry() {
+        let budget = RatioBudget::default();
+        for call in 0..2000u32 {
+            budget.deposit();
+            // One in ten fails once, and now and then one fails twice.
+            let failures = if call % 50 == 0 { 2 } else { u32::from(call % 10 == 0) };
+            for _ in 0..failures {
+                assert!(budget.try_withdraw(), "call {call}");
+            }
+            tokio::time::advance(S(5)).await;
+        }
+    }
+
     proptest! {
-        /// Law 3 for one process: over every stretch of time, and exactly.
+        /// Law 3 for one process: over every stretch of time, and exactly; with refunds, and with a
+        /// ceiling.
         #[test]
         fn never_more_than_the_ratio_and_the_reserve(
             ratio in 0..=1_000_000u64,
             burst in 0..5u64,
-            // (milliseconds until, deposits, attempts to withdraw)
-            steps in prop::collection::vec((0..20_000u64, 0..60u64, 0..40u64), 1..40),
+            ceiling in prop::option::of(0..60u32),
+            // (milliseconds until, deposits, attempts to withdraw, refunds of what is out)
+            steps in prop::collection::vec((0..20_000u64, 0..60u64, 0..40u64, 0..6u64), 1..40),
         ) {
-            let settings = Settings { ratio, window: S(30), burst, refill: S(10) };
+            let settings = Settings { ratio, window: S(30), burst, refill: S(10), ceiling };
             let mut ledger = Ledger::new(&settings);
-            let (mut now, mut history) = (0, Vec::new());
-            for (gap, deposits, asked) in steps {
+            let (mut now, mut out, mut history) = (0, 0, Vec::new());
+            for (gap, deposits, asked, refunds) in steps {
                 now += gap;
                 ledger.advance(&settings, Time::from_nanos(now * 1_000_000));
                 ledger.pay_in(deposits * ratio);
-                let granted = (0..asked).filter(|_| ledger.withdraw()).count() as u64;
+                let refunds = refunds.min(out);
+                (0..refunds).for_each(|_| ledger.give_back(&settings));
+                let granted = (0..asked).filter(|_| ledger.withdraw(&settings)).count() as u64;
+                out = out + granted - refunds;
                 let available = ledger.credit + ledger.reserve;
-                prop_assert!(granted == asked || available < CALL, "refused with {} at hand", available);
+                let full = ceiling.is_some_and(|most| ledger.last.len() == most as usize);
+                prop_assert!(granted == asked || available < CALL || full, "refused with {} at hand", available);
                 prop_assert_eq!(ledger.credit, ledger.buckets.iter().sum::<u64>());
-                history.push((now, deposits, granted));
+                prop_assert!(ledger.reserve <= burst * CALL);
+                history.push((now, deposits, granted, refunds));
             }
             for (i, &(from, ..)) in history.iter().enumerate() {
                 for &(to, ..) in &history[i..] {
-                    let within = |at: u64, low: u64| low <= at && at <= to;
-                    let granted: u64 = history.iter().filter(|h| within(h.0, from)).map(|h| h.2).sum();
-                    let paid: u64 = history.iter().filter(|h| within(h.0, from.saturating_sub(30_000))).map(|h| h.1).sum();
-                    let most = paid * ratio + burst * CALL + (to - from) * 100;
+                    let sum = |low: u64, of: fn(&(u64, u64, u64, u64)) -> u64| {
+                        history.iter().filter(|h| low <= h.0 && h.0 <= to).map(of).sum::<u64>()
+                    };
+                    let (granted, early) = (sum(from, |h| h.2), from.saturating_sub(30_000));
+                    let (paid, refunded) = (sum(early, |h| h.1), sum(early, |h| h.3));
+                    let most = (refunded + burst) * CALL + paid * ratio + (to - from) * 100;
                     prop_assert!(granted * CALL <= most, "{} of {} in {}..{}", granted, most, from, to);
+                    if let Some(ceiling) = ceiling.filter(|_| to - from < 60_000) {
+                        prop_assert!(granted <= u64::from(ceiling), "{} in {}..{}", granted, from, to);
+                    }
                 }
             }
         }
