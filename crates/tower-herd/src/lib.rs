@@ -134,6 +134,9 @@ pub mod provider;
 pub mod random;
 #[cfg(feature = "ramped-readmission")]
 pub mod readmission;
+#[cfg(not(feature = "ramped-readmission"))]
+#[allow(dead_code, unused_imports, unreachable_pub, reason = "the policy, which the provider keeps")]
+mod readmission;
 pub mod refusal;
 #[cfg(feature = "jittered-retry")]
 pub mod retry;
@@ -159,6 +162,8 @@ pub use failover::{HashedFailover, HashedFailoverLayer};
 #[cfg(feature = "fleet-limit")]
 pub use fleet_limit::FleetLimitLayer;
 pub use provider::{Fleet, PauseReason, Provider, ProviderSettings, SettingsError};
+#[cfg(feature = "ramped-readmission")]
+pub use readmission::{RampedReadmission, RampedReadmissionLayer};
 pub use refusal::{Refusal, RefusalKind};
 #[cfg(feature = "jittered-retry")]
 pub use retry::{Backoff, CloneRequest, JitteredRetryLayer, Resend};

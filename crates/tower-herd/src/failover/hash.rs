@@ -74,6 +74,25 @@ mod tests {
         assert!((0..1000).all(|key| order(&weighted, Key::from(key))[0] == 1));
     }
 
+    // Else the tasks of a recovering rung would come back first, or last, as a block.
+    #[test]
+    fn which_tasks_a_rung_gets_back_first_has_nothing_to_do_with_which_are_its() {
+        use crate::readmission::hash::{place, unit};
+        let three = rungs(&[1.0, 1.0, 1.0]);
+        let place = place("rung-0");
+        let (mut its, mut back) = (0u32, [0u32; 4]);
+        for key in (0..60_000).filter(|key| order(&three, Key::from(*key))[0] == 0) {
+            its += 1;
+            for (n, share) in back.iter_mut().zip([0.05, 0.1, 0.5, 0.9]) {
+                *n += u32::from(unit(place, Key::from(key)) < share);
+            }
+        }
+        for (n, share) in back.iter().zip([0.05, 0.1, 0.5, 0.9]) {
+            // Three standard deviations of a binomial of this size are under 220.
+            assert!((f64::from(*n) - f64::from(its) * share).abs() < 220.0, "{back:?} of {its}");
+        }
+    }
+
     proptest! {
         #[test]
         fn when_a_rung_leaves_or_returns_only_its_tasks_move(

@@ -18,6 +18,10 @@
 //! too. Whichever rung frees first serves it. Nobody waits inside a rung, and no slot is held while
 //! waiting.
 //!
+//! A rung that recovers gets its tasks back by a [ramp](crate::readmission). Who is not back there yet takes
+//! no slot of it and no place in its queue: the task goes on as if the rung were paused until then, into
+//! what is free on the next rungs, and joins the queue of its own when the ramp has reached it.
+//!
 //! | reply of a rung | goes on to the next? |
 //! |---|---|
 //! | success, rejected | no |

@@ -208,10 +208,14 @@ impl<S, Req> Ladder<S, Req> {
             if *tier.get_or_insert(rung.tier) != rung.tier {
                 break;
             }
-            match rung.provider.try_slot() {
-                Ok(slot) => return Ok((i, slot)),
-                Err(Denied::Paused(..) | Denied::NoSlot) => looked |= 1 << i,
+            // Who is not back there yet takes none of its slots.
+            if rung.provider.bars_until(key).is_none() {
+                match rung.provider.try_slot() {
+                    Ok(slot) => return Ok((i, slot)),
+                    Err(Denied::Paused(..) | Denied::NoSlot) => {}
+                }
             }
+            looked |= 1 << i;
         }
         Err(looked)
     }

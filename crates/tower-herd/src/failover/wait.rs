@@ -118,7 +118,7 @@ impl Waiting {
             }
             let mut again_at = self.next_tier.unwrap_or(Time::MAX).min(self.wait.until);
             for place in &mut self.places {
-                match place.poll(ladder, &self.wait, self.clock, now, cx) {
+                match place.poll(ladder, self.key, &self.wait, self.clock, now, cx) {
                     Ok(slot) => {
                         let rung = place.rung;
                         // All other places are given up, this one was served.
@@ -159,7 +159,11 @@ impl Waiting {
             self.joined |= bit;
             // Before it joins: the outlook is that of the place it will get.
             let there = at(self.clock, rung.provider.clock(), now);
-            let stay = match step(ladder.patience, Duration::ZERO, rung.provider.outlook(there)) {
+            let mut outlook = rung.provider.outlook(there);
+            if let Some(until) = rung.provider.bars_until(self.key) {
+                outlook.pause = outlook.pause.max(until.saturating_since(there));
+            }
+            let stay = match step(ladder.patience, Duration::ZERO, outlook) {
                 Step::Overflow => Duration::ZERO,
                 Step::Stay(time) => time,
             };
@@ -171,13 +175,15 @@ impl Waiting {
         }
     }
 
-    /// Whether every rung that is left is paused beyond the end of the wait. (The queues' estimates are
+    /// Whether every rung that is left is paused, or bars this task, beyond the end of the wait. (The queues' estimates are
     /// no reason to give up: they count tasks that will be served elsewhere.)
     fn is_in_vain<S, Req>(&self, ladder: &Ladder<S, Req>, now: Time) -> bool {
         let mut rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
         rungs.all(|(_, rung)| {
             let there = |time| at(self.clock, rung.provider.clock(), time);
-            rung.provider.is_paused_beyond(there(self.wait.until), there(now))
+            let end = there(self.wait.until);
+            rung.provider.is_paused_beyond(end, there(now))
+                || rung.provider.bars_until(self.key).is_some_and(|until| until > end)
         })
     }
 
@@ -186,7 +192,11 @@ impl Waiting {
         // Its own places are not in its way.
         self.places.clear();
         let rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
-        let wait = |provider: &Provider| provider.estimate(at(self.clock, provider.clock(), now));
+        let wait = |provider: &Provider| {
+            let there = at(self.clock, provider.clock(), now);
+            let barred = provider.bars_until(self.key).unwrap_or_default();
+            provider.estimate(there).max(barred.saturating_since(there))
+        };
         let at = rungs.map(|(_, rung)| now.saturating_add(wait(&rung.provider))).min();
         let why = "no rung had room for it before its deadline";
         ladder.refuse(RefusalKind::NoRung, why, at.map(|at| self.clock.instant(at)))
@@ -208,6 +218,7 @@ impl Place {
     fn poll<S, Req>(
         &mut self,
         ladder: &Ladder<S, Req>,
+        key: Key,
         wait: &WaitFor,
         clock: Clock,
         now: Time,
@@ -219,12 +230,13 @@ impl Place {
         }
         let provider = &ladder.rungs[self.rung].provider;
         let there = at(clock, provider.clock(), now);
-        self.ask(provider, wait, there, cx).map_err(|again_at| at(provider.clock(), clock, again_at))
+        self.ask(provider, key, wait, there, cx).map_err(|again_at| at(provider.clock(), clock, again_at))
     }
 
     fn ask(
         &mut self,
         provider: &Provider,
+        key: Key,
         wait: &WaitFor,
         now: Time,
         cx: &mut Context<'_>,
@@ -233,6 +245,11 @@ impl Place {
             return Ok(probe);
         }
         let probe_at = provider.probe_at(now).unwrap_or(Time::MAX);
+        // It is not back here yet: it stands in nobody's way, and looks again when it is.
+        if let Some(until) = provider.bars_until(key) {
+            (self.entry, self.rest) = (None, None);
+            return Err(until.min(probe_at));
+        }
         if let Some(until) = provider.rest(now, wait.until, &mut self.rest, cx.waker()) {
             self.entry = None;
             return Err(until.min(probe_at));

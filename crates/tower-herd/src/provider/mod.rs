@@ -43,6 +43,7 @@ pub(crate) mod handover;
 #[cfg(test)]
 mod laws;
 mod pause;
+mod ramp;
 mod scope;
 mod sensing;
 mod settings;
@@ -75,7 +76,7 @@ use scope::{Scope, Scopes};
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
@@ -101,6 +102,8 @@ pub(crate) struct Core {
     /// The pause of the whole provider.
     root: Scope,
     scopes: Mutex<Scopes>,
+    /// Of its ramps; there once a layer was built for them.
+    ramp: OnceLock<Mutex<ramp::Terms>>,
     /// Successes of calls admitted as the n-th in flight, n at least this, change the control.
     interest: AtomicU32,
     /// Congestion events so far: which calls were sent before the last one.
@@ -160,6 +163,7 @@ impl Core {
             settings: Mutex::new(settings),
             root: Scope::default(),
             scopes: Mutex::default(),
+            ramp: OnceLock::new(),
             stamp: AtomicU64::new(0),
             sampling: AtomicU64::new(sensing::SELDOM),
             follows_quota: AtomicBool::new(false),

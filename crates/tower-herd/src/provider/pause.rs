@@ -67,6 +67,25 @@ pub(crate) struct Pause {
     probe_at: Option<Time>,
     probe_gap: Duration,
     probing: bool,
+    /// When its end was moved last.
+    moved: Time,
+    /// Since when it is closed without a gap.
+    began: Time,
+    /// It was closed for more than five minutes, and whoever asks first after its end learns that.
+    long: bool,
+    /// When it was seen to be open again: cleared, or by a success after its end.
+    seen_open: Option<Time>,
+}
+
+/// What is left behind by a pause of over five minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Closure {
+    /// When it ends, or ended.
+    pub(crate) until: Time,
+    /// How long it lasts, or lasted.
+    pub(crate) length: Duration,
+    /// Since when it was seen to be over; none: nobody has looked.
+    pub(crate) seen_open: Option<Time>,
 }
 
 /// What a call that starts now meets.
@@ -136,6 +155,9 @@ impl Pause {
         if now >= self.until {
             // The one before is over, and its probes with it: this one may be too short for any.
             self.probe_at = None;
+            if !self.long {
+                self.began = now;
+            }
         }
         if until > self.until || now >= self.until {
             self.until = until;
@@ -147,8 +169,37 @@ impl Pause {
                 // An earlier long pause keeps its probe: being extended does not put it off for ever.
                 self.probe_at = Some(self.probe_at.filter(|at| *at > now).map_or(due, |at| at.min(due)));
             }
+            self.long |= until.saturating_since(self.began) > PROBED;
+            (self.moved, self.seen_open) = (now, None);
         }
         self.until.saturating_since(now)
+    }
+
+    /// When its end was moved last.
+    pub(crate) fn moved(&self) -> Time {
+        self.moved
+    }
+
+    /// Whether [`take_closure`](Self::take_closure) has something to tell, now or at the end of the pause.
+    pub(crate) fn is_long(&self) -> bool {
+        self.long
+    }
+
+    /// The pause in force, if it is one of over five minutes.
+    pub(crate) fn closure(&self, now: Time) -> Option<Closure> {
+        let length = self.until.saturating_since(self.began);
+        let is_in_force = self.long && now < self.until;
+        is_in_force.then_some(Closure { until: self.until, length, seen_open: None })
+    }
+
+    /// A pause of over five minutes that is over: told once.
+    pub(crate) fn take_closure(&mut self, now: Time) -> Option<Closure> {
+        if !self.long || now < self.until {
+            return None;
+        }
+        self.long = false;
+        let length = self.until.saturating_since(self.began);
+        Some(Closure { until: self.until, length, seen_open: self.seen_open.take() })
     }
 
     /// Over how long those leave that waited for its end: half of it, but no long pause makes a long
@@ -194,6 +245,8 @@ impl Pause {
         let ended = now < self.until;
         if ended {
             self.clear(now);
+        } else {
+            self.seen_open.get_or_insert(self.until);
         }
         // Over by itself, it has nothing more to learn: the next successes need not come here.
         self.reason = None;
@@ -207,7 +260,9 @@ impl Pause {
 
     /// Ends the pause now.
     pub(crate) fn clear(&mut self, now: Time) {
-        self.until = self.until.min(now);
+        if now < self.until {
+            (self.until, self.moved, self.seen_open) = (now, now, Some(now));
+        }
         self.reason = None;
         self.probe_at = None;
         self.generation += 1;
@@ -303,6 +358,39 @@ mod tests {
         pause.set(at(0), secs(600), PauseReason::Operator);
         pause.clear(at(3));
         assert_eq!(pause.look(at(3)), Look::Open);
+    }
+
+    // A short pause leaves nothing to tell; a long one does, once, however it ended.
+    #[test]
+    fn a_long_pause_is_told_of_once_after_its_end() {
+        let told = |length, seen_open| Some(Closure { until: at(length), length: secs(length), seen_open });
+        let mut pause = Pause::default();
+        pause.set(at(0), secs(300), PauseReason::Hint);
+        assert!(!pause.is_long() && pause.take_closure(at(301)).is_none());
+        let ways: [(&str, fn(&mut Pause), Option<Closure>); 4] = [
+            ("by itself", |_| {}, told(600, None)),
+            ("an operator", |pause| pause.clear(at(20)), told(20, Some(at(20)))),
+            ("a probe", |pause| assert!(pause.succeeded(at(310), 1)), told(310, Some(at(310)))),
+            ("a call after it", |pause| assert!(!pause.succeeded(at(700), 1)), told(600, Some(at(600)))),
+        ];
+        for (way, end, expected) in ways {
+            let mut pause = Pause::default();
+            pause.set(at(0), secs(600), PauseReason::Hint);
+            assert_eq!(pause.closure(at(1)), told(600, None), "{way}");
+            assert!(pause.take_closure(at(19)).is_none(), "{way}: not before its end");
+            end(&mut pause);
+            assert_eq!(pause.take_closure(at(1000)), expected, "{way}");
+            assert!(pause.take_closure(at(1000)).is_none() && !pause.is_long(), "{way}: once");
+        }
+        // Pauses without a gap are one; a short one after a long one that nobody has looked at since, too.
+        let mut pause = Pause::default();
+        for n in 0..10 {
+            pause.set(at(n * 50), secs(60), PauseReason::Bare);
+        }
+        assert_eq!(pause.take_closure(at(510)), told(510, None));
+        pause.set(at(1000), secs(600), PauseReason::Hint);
+        pause.set(at(1700), secs(1), PauseReason::Bare);
+        assert_eq!(pause.take_closure(at(1701)).map(|closure| closure.length), Some(secs(701)));
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 use super::{
     lock,
     pause::{Look, Pause, PauseReason},
+    ramp::Ramping,
     watch::Watch,
 };
 use crate::Time;
@@ -21,13 +22,16 @@ pub(crate) struct Scope {
     until: AtomicU64,
     generation: AtomicU64,
     wants_success: AtomicBool,
-    state: Mutex<State>,
+    /// A ramp runs, or may have to begin; else nobody asks for it.
+    pub(super) ramps: AtomicBool,
+    pub(super) state: Mutex<State>,
     pub(super) watch: Watch,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    pause: Pause,
+pub(super) struct State {
+    pub(super) pause: Pause,
+    pub(super) ramp: Ramping,
     /// Those who wait for its end; woken if that comes before its time. (The provider's own pause is
     /// waited for in the queue.)
     sleepers: BTreeMap<u64, Waker>,
@@ -168,7 +172,8 @@ impl Scope {
     }
 
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut Pause) -> R) -> R {
-        let mut state = lock(&self.state);
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
         let pause = &mut state.pause;
         let before = pause.until();
         let result = change(pause);
@@ -177,6 +182,10 @@ impl Scope {
         self.generation.store(pause.generation(), Ordering::Release);
         self.wants_success.store(pause.wants_success(), Ordering::Relaxed);
         let after = pause.until();
+        state.ramp.paused(pause, before);
+        if pause.is_long() {
+            self.ramps.store(true, Ordering::Relaxed);
+        }
         if after > before {
             state.turns.clear();
         }
@@ -186,7 +195,7 @@ impl Scope {
             state.line_up();
             woken.extend(state.sleepers.values().cloned());
         }
-        drop(state);
+        drop(guard);
         woken.into_iter().for_each(Waker::wake);
         result
     }

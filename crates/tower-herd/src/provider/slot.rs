@@ -177,6 +177,13 @@ impl Provider {
         if self.paused_at(now).is_some() { self.try_probe(now) } else { None }
     }
 
+    /// Whether there is one to be had, for who could get a slot.
+    pub(crate) fn probe_is_due(&self, now: Time) -> bool {
+        let (root, scope) = self.pauses(now);
+        let is_due = |on: &Scope| on.change(|pause| pause.probe_is_due(now));
+        (root.is_some() || scope.is_some()) && root.is_none_or(is_due) && scope.is_none_or(|on| is_due(on))
+    }
+
     /// When to look for such a probe again, if [`try_long_probe`](Self::try_long_probe) gave none.
     pub(crate) fn probe_at(&self, now: Time) -> Option<Time> {
         let (root, scope) = self.pauses(now);

@@ -5,6 +5,7 @@
 //! of it ([`Watch::settled`]). A good head of a reply with a body is not yet known to be one: it settles
 //! at the end of the body, or where that is dropped.
 
+use super::ramp::Tally;
 use crate::{Kind, Time};
 #[cfg(feature = "budget")]
 use crate::{budget::Throttle, random::Seeds};
@@ -19,6 +20,8 @@ pub(crate) struct Watch {
     active: AtomicBool,
     #[cfg(feature = "budget")]
     throttle: OnceLock<Arc<Throttle>>,
+    /// Of the ramp, while one runs.
+    pub(super) tally: Tally,
 }
 
 /// What a call was sent under.
@@ -39,7 +42,7 @@ pub(crate) enum Verdict {
 impl Watch {
     #[inline]
     pub(super) fn is_active(&self) -> bool {
-        self.active.load(Ordering::Relaxed)
+        self.active.load(Ordering::Relaxed) || self.tally.is_on()
     }
 
     /// A call starts.
@@ -49,6 +52,7 @@ impl Watch {
         if let Some(throttle) = self.throttle.get() {
             throttle.sent();
         }
+        self.tally.began();
         Watched {}
     }
 
@@ -59,6 +63,7 @@ impl Watch {
         if let Some(throttle) = self.throttle.get() {
             throttle.settled(verdict, now);
         }
+        self.tally.settled(verdict);
         let _ = watched;
     }
 
