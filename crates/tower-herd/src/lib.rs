@@ -125,6 +125,7 @@ pub mod failover;
 #[cfg(feature = "fleet-limit")]
 pub mod fleet_limit;
 mod gate;
+pub mod guide;
 #[cfg(feature = "herd")]
 pub mod herd;
 #[cfg(feature = "http")]
@@ -153,6 +154,8 @@ pub mod task;
 pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
 #[cfg(feature = "attempt-timeout")]
 pub use attempt_timeout::{AttemptTimeout, AttemptTimeoutLayer};
+#[cfg(feature = "attempts")]
+pub use attempts::{AttemptsLayer, IncomingAttemptsLayer};
 #[cfg(feature = "budget")]
 pub use budget::{Budget, BudgetLayer, RatioBudget, TokenBucketBudget};
 pub use classify::{Classify, ClassifyFn, ClassifyLayer, Exhausted, NotExecuted, classify_fn};

@@ -3,6 +3,11 @@
 //! A refusal is not a failure of the provider: it costs no attempt and touches no statistic. It
 //! travels as an error, often wrapped by the client in use, so it is searched for in the whole chain
 //! of sources with [`Refusal::find`].
+//!
+//! A server hands it on: [`Refusal::to_response`] and [`Refusal::to_grpc_response`] say on the wire how long to
+//! wait, or that waiting is of no use, and [`error_reply`] and [`grpc_error_reply`] do so for any error of a
+//! stack. A throttle further in stays a 429 with its wait, and does not become a bare 500
+//! (aws-samples/bedrock-access-gateway#88).
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
@@ -137,7 +142,7 @@ impl Refusal {
     pub fn to_response<B: Default>(&self) -> http::Response<B> {
         let mut response = http::Response::new(B::default());
         *response.status_mut() = self.status();
-        match self.wait() {
+        match self.hint() {
             Some(wait) => {
                 let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
                 response.headers_mut().insert(http::header::RETRY_AFTER, seconds.into());
@@ -149,6 +154,104 @@ impl Refusal {
         }
         response
     }
+}
+
+#[cfg(feature = "http")]
+impl Refusal {
+    /// The wait to tell others; none if asking again is of no use.
+    fn hint(&self) -> Option<Duration> {
+        self.wait().filter(|_| !self.kind.is_terminal())
+    }
+
+    /// The status of this refusal as a gRPC reply: 8 (resource exhausted) where the provider's own rate is
+    /// what stands in the way, else 14 (unavailable).
+    #[must_use]
+    pub fn grpc_status(&self) -> u8 {
+        match self.kind {
+            RefusalKind::Paused => 8,
+            _ => 14,
+        }
+    }
+
+    /// This refusal as a gRPC reply of trailers only, with its wait in `grpc-retry-pushback-ms`, rounded up;
+    /// -1, "not again", if it is terminal.
+    #[must_use]
+    pub fn to_grpc_response<B: Default>(&self) -> http::Response<B> {
+        let mut response = grpc_response(self.grpc_status(), &self.to_string());
+        let pushback = match self.hint() {
+            Some(wait) => {
+                let millis = wait.as_nanos().div_ceil(1_000_000);
+                u64::try_from(millis).unwrap_or(u64::MAX).into()
+            }
+            None => http::HeaderValue::from_static("-1"),
+        };
+        response.headers_mut().insert(crate::http::grpc::PUSHBACK, pushback);
+        response
+    }
+}
+
+/// An error of a stack as an HTTP reply, for who serves others with it: a refusal as
+/// [`Refusal::to_response`] has it, else 504 if the provider did not answer in time and 502 if it could not
+/// be reached or broke off.
+#[cfg(feature = "http")]
+#[must_use]
+pub fn error_reply<B: Default>(error: &(dyn Error + 'static)) -> http::Response<B> {
+    if let Some(refusal) = Refusal::find(error) {
+        return refusal.to_response();
+    }
+    let mut response = http::Response::new(B::default());
+    *response.status_mut() =
+        if is_timeout(error) { http::StatusCode::GATEWAY_TIMEOUT } else { http::StatusCode::BAD_GATEWAY };
+    response
+}
+
+/// The same for gRPC: a refusal as [`Refusal::to_grpc_response`] has it, else status 4 (deadline exceeded) or 14
+/// (unavailable). What the error says stays here.
+#[cfg(feature = "http")]
+#[must_use]
+pub fn grpc_error_reply<B: Default>(error: &(dyn Error + 'static)) -> http::Response<B> {
+    match Refusal::find(error) {
+        Some(refusal) => refusal.to_grpc_response(),
+        None if is_timeout(error) => grpc_response(4, "no answer in time"),
+        None => grpc_response(14, "no answer"),
+    }
+}
+
+#[cfg(feature = "http")]
+fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    crate::chain::chain(error).any(|error| {
+        #[cfg(feature = "attempt-timeout")]
+        if error.is::<crate::attempt_timeout::AttemptTimeout>() {
+            return true;
+        }
+        error
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::TimedOut)
+    })
+}
+
+/// A gRPC reply of trailers only.
+#[cfg(feature = "http")]
+fn grpc_response<B: Default>(status: u8, message: &str) -> http::Response<B> {
+    use crate::http::grpc;
+    use std::fmt::Write;
+    // gRPC over HTTP/2: printable ASCII but for the percent sign, the rest by its bytes.
+    let encode = |mut text: String, byte: &u8| {
+        match byte {
+            b'%' => text.push_str("%25"),
+            b' '..=b'~' => text.push(char::from(*byte)),
+            _ => write!(text, "%{byte:02X}").expect("a string takes all"),
+        }
+        text
+    };
+    let message = message.as_bytes().iter().fold(String::new(), encode);
+    let mut response = http::Response::new(B::default());
+    *response.version_mut() = http::Version::HTTP_2;
+    let headers = response.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
+    headers.insert(grpc::STATUS, u16::from(status).into());
+    headers.insert(grpc::MESSAGE, message.try_into().expect("printable ASCII"));
+    response
 }
 
 impl fmt::Display for Refusal {

@@ -38,6 +38,10 @@ pub trait Budget: Send + Sync + 'static {
     fn try_withdraw(&self) -> bool;
     /// A call that was taken out is not sent after all.
     fn refund(&self);
+    /// A request that was paid in for turned out to be given up further in (its reply bears the mark of
+    /// [`Classify::exhausted`](crate::Classify::exhausted)): it pays for no repetition. The default lets
+    /// the payment stand.
+    fn take_back(&self) {}
     /// Opens the part that is kept for one provider, where one handle serves a ladder of several; none:
     /// one pot for all. A layer that knows where a call goes (the ladder) does so once for each rung,
     /// and deposits there.
@@ -79,6 +83,9 @@ impl<B: Budget + ?Sized> Budget for Arc<B> {
     }
     fn refund(&self) {
         (**self).refund();
+    }
+    fn take_back(&self) {
+        (**self).take_back();
     }
     fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
         (**self).open(provider)

@@ -124,15 +124,7 @@ impl Ledger {
             return false;
         }
         // Credit that expires soonest goes first, the reserve last.
-        let mut due = CALL;
-        for age in (0..BUCKETS as u64).rev() {
-            let Some(number) = self.newest.checked_sub(age) else { continue };
-            let bucket = &mut self.buckets[(number % BUCKETS as u64) as usize];
-            let taken = due.min(*bucket);
-            *bucket -= taken;
-            self.credit -= taken;
-            due -= taken;
-        }
+        let due = (0..BUCKETS as u64).rev().fold(CALL, |due, age| self.take_from(age, due));
         self.reserve -= due;
         true
     }
@@ -158,6 +150,21 @@ impl Ledger {
         let room = full.saturating_sub(self.reserve).min(CALL);
         self.reserve += room;
         self.pay_in(CALL - room);
+    }
+
+    /// What is not there any more, since it was withdrawn or has expired, is not owed.
+    fn take_back(&mut self, amount: u64) {
+        (0..BUCKETS as u64).fold(amount, |due, age| self.take_from(age, due));
+    }
+
+    /// Takes up to `due` from the bucket of this age; what is still due then.
+    fn take_from(&mut self, age: u64, due: u64) -> u64 {
+        let Some(number) = self.newest.checked_sub(age) else { return due };
+        let bucket = &mut self.buckets[(number % BUCKETS as u64) as usize];
+        let taken = due.min(*bucket);
+        *bucket -= taken;
+        self.credit -= taken;
+        due - taken
     }
 }
 
@@ -245,6 +252,10 @@ impl Budget for RatioBudget {
 
     fn refund(&self) {
         self.pot.up_to_date().give_back(&self.pot.settings);
+    }
+
+    fn take_back(&self) {
+        self.pot.up_to_date().take_back(self.pot.settings.ratio);
     }
 
     fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {

@@ -41,13 +41,16 @@ pub trait Classify<Res> {
         let _ = (reply, signal);
     }
 
-    /// Marks the reply as the last one of a task that gave up. The default leaves no mark.
+    /// Marks the reply as the last one of a task that gave up; a mark that is there already stays. The
+    /// default leaves no mark.
     fn stamp_exhausted(&self, reply: &mut Res, exhausted: Exhausted) {
         let _ = (reply, exhausted);
     }
 
-    /// Whether the reply bears such a mark: some layer further in has given up on it, and sending it
-    /// again would multiply what that layer has done. The default finds none.
+    /// Whether the reply bears such a mark: some layer further in, or a stack beyond the wire
+    /// (`x-should-retry: false`, a gRPC pushback of -1), has given up on it, and sending it again would
+    /// multiply what was done there. Who sees it neither sends again nor counts the request for its retry
+    /// budget. The default finds none.
     fn exhausted(&self, reply: &Res) -> bool {
         let _ = reply;
         false

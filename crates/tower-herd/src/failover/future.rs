@@ -50,6 +50,8 @@ struct Walk<S: Service<Req>, Req, R: Resend<Req>, C> {
     wait: Option<WaitFor>,
     /// The rung that is being called.
     at: usize,
+    /// That call paid into the rung's retry budget.
+    deposited: bool,
     /// Rungs that were called in this walk, one bit each.
     tried: u64,
     /// The queues of this walk, kept while a rung of them is called that may refuse.
@@ -111,6 +113,7 @@ where
         key,
         wait,
         at: 0,
+        deposited: false,
         tried: barred,
         waiting: None,
         held: None,
@@ -255,6 +258,11 @@ where
             waiting.exclude(self.at);
         }
         let here = &self.ladder.rungs[self.at];
+        if let (true, Some(pot), Ok(reply)) = (self.deposited, &here.pot, &outcome)
+            && self.classify.exhausted(reply)
+        {
+            pot.take_back();
+        }
         let more = self.ladder.next(self.key, self.tried).is_some();
         let allowed = match signal.kind {
             Kind::Rejected => false,
@@ -351,7 +359,7 @@ where
                                 Some(map) => map(request),
                                 None => request,
                             };
-                            rung.sends(me.walk.task.as_ref(), &request);
+                            me.walk.deposited = rung.sends(me.walk.task.as_ref(), &request);
                             let slot = slot.take().expect("granted with the rung");
                             let mut service = ready.take().expect("just polled");
                             let future = handover::offering(slot, || service.call(request));

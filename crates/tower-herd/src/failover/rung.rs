@@ -109,13 +109,13 @@ impl<T, Req> Rung<T, Req> {
 }
 
 impl<T, Req: HasTask> Rung<T, Req> {
-    /// The request is sent here: the retry budget is told.
-    pub(super) fn sends(&self, task: Option<&Task>, request: &Req) {
+    /// The request is sent here: the retry budget is told. Whether it paid in.
+    pub(super) fn sends(&self, task: Option<&Task>, request: &Req) -> bool {
         let resent = request.resent();
         if let Some(resent) = resent {
             resent.went_to(self.provider.name());
         }
-        let Some(pot) = &self.pot else { return };
+        let Some(pot) = &self.pot else { return false };
         let first = match task {
             Some(task) => task.first_deposit(pot.id()),
             None => resent.is_none(),
@@ -123,6 +123,7 @@ impl<T, Req: HasTask> Rung<T, Req> {
         if first {
             pot.deposit();
         }
+        first
     }
 }
 

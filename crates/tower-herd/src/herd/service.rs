@@ -72,7 +72,7 @@ where
         if shared.listens() || !guarded.layers.are_clear() || !provider.try_bare_slot() {
             return ResponseFuture { state: State::Layers { future: Box::pin(self.retry.call(request)) } };
         }
-        shared.deposit(&request);
+        let deposited = shared.deposit(&request);
         let kept = shared.resend.keep(&mut request);
         let wire = Some(OnWire::bare(provider, &request));
         let task_end = if kept.is_none() { request.task().and_then(Task::deadline_at) } else { None };
@@ -83,6 +83,7 @@ where
                 kept,
                 timer: None,
                 task_end,
+                deposited,
                 terms: guarded.layers.terms,
                 shared: Some(shared.clone()),
             },
@@ -117,6 +118,7 @@ pin_project! {
             kept: Option<K>,
             timer: Option<Box<Timer>>,
             task_end: Option<Instant>,
+            deposited: bool,
             terms: Terms,
             shared: Option<Arc<Shared<G, C, R>>>,
         },
@@ -153,7 +155,7 @@ where
         let mut me = self.project();
         loop {
             match me.state.as_mut().project() {
-                StateProj::Direct { call, wire, kept, timer, task_end, terms, shared } => {
+                StateProj::Direct { call, wire, kept, timer, task_end, deposited, terms, shared } => {
                     let classify = &shared.as_ref().expect("polled after completion").classify;
                     let polled = call.poll(cx);
                     if let Poll::Ready(Ok(reply)) = &polled
@@ -187,7 +189,13 @@ where
                     let future = rung::ResponseFuture::look(outcome, wire, classify, terms);
                     let deadline = timer.as_ref().and_then(|timer| timer.deadline);
                     let shared = shared.take().expect("looked at above");
-                    let future = retry::future::ResponseFuture::resume(future, kept.take(), shared, deadline);
+                    let future = retry::future::ResponseFuture::resume(
+                        future,
+                        kept.take(),
+                        shared,
+                        deadline,
+                        *deposited,
+                    );
                     me.state.set(State::Layers { future: Box::pin(future) });
                 }
                 StateProj::Layers { future } => return future.as_mut().poll(cx),

@@ -17,8 +17,9 @@ use http::{HeaderMap, HeaderValue};
 use std::time::Duration;
 
 pub(crate) const STATUS: &str = "grpc-status";
-const MESSAGE: &str = "grpc-message";
-const PUSHBACK: &str = "grpc-retry-pushback-ms";
+pub(crate) const MESSAGE: &str = "grpc-message";
+pub(crate) const PUSHBACK: &str = "grpc-retry-pushback-ms";
+pub(crate) const CONTENT_TYPE: &[u8] = b"application/grpc";
 
 /// The number in a `grpc-status`; what cannot be read is 2, unknown.
 #[must_use]
@@ -55,6 +56,11 @@ pub fn pushback(value: &[u8]) -> Pushback {
         .iter()
         .fold(0_u64, |millis, digit| millis.saturating_mul(10).saturating_add(u64::from(digit - b'0')));
     Pushback::After(Duration::from_millis(millis))
+}
+
+/// Whether the pushback says "not again".
+pub(crate) fn is_told_never(headers: &HeaderMap) -> bool {
+    headers.get(PUSHBACK).is_some_and(|value| pushback(value.as_bytes()) == Pushback::Never)
 }
 
 /// What the head of a trailers-only reply, or the trailers of another, say.

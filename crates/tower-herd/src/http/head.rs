@@ -63,7 +63,7 @@ impl<'a> Head<'a> {
     #[inline(never)]
     fn may_be_grpc(&self) -> bool {
         let kind = self.headers.get(CONTENT_TYPE);
-        kind.is_none_or(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+        kind.is_none_or(|kind| kind.as_bytes().starts_with(grpc::CONTENT_TYPE))
     }
 }
 
@@ -105,11 +105,12 @@ macro_rules! marks {
         }
 
         fn stamp_exhausted(&self, reply: &mut http::Response<B>, exhausted: Exhausted) {
-            reply.extensions_mut().insert(exhausted);
+            // The layer furthest in knows what was really called.
+            reply.extensions_mut().get_or_insert_with(|| exhausted);
         }
 
         fn exhausted(&self, reply: &http::Response<B>) -> bool {
-            reply.extensions().get::<Exhausted>().is_some()
+            reply.extensions().get::<Exhausted>().is_some() || is_marked(reply.headers())
         }
 
         fn stamp_provider(&self, reply: &mut http::Response<B>, provider: &Arc<str>) {
@@ -120,6 +121,14 @@ macro_rules! marks {
             Some(outcome.ok()?.extensions().get::<FromProvider>()?.0.clone())
         }
     };
+}
+
+/// Whether a stack beyond the wire has marked its reply: it has given up, or it forbids a repetition. Asked
+/// of the headers and not of the signal, which a classifier of yours may make of the status alone.
+#[cold]
+fn is_marked(headers: &HeaderMap) -> bool {
+    headers.get("x-should-retry").is_some_and(|value| value.as_bytes() == b"false")
+        || (headers.contains_key(grpc::STATUS) && grpc::is_told_never(headers))
 }
 
 impl<B> Classify<http::Response<B>> for HttpClassify {
@@ -203,7 +212,7 @@ impl HttpClassifyAt {
 
 /// Only gRPC tells of failures in the head of a 200.
 fn grpc_kind(headers: &HeaderMap) -> Kind {
-    if !headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
+    if !headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(grpc::CONTENT_TYPE)) {
         return Kind::Success;
     }
     headers.get(grpc::STATUS).map_or(Kind::Success, |status| grpc::signal(status, headers).kind)

@@ -113,6 +113,8 @@ pub(crate) struct Core {
     /// The quota of every success is looked for, not only that of a sample.
     follows_quota: AtomicBool,
     throttled: AtomicU64,
+    /// When retries further in were last reported, in nanoseconds; 0: never.
+    inner_retries: AtomicU64,
     durations: Apart<Mutex<Durations>>,
     aborts: AtomicBool,
     /// A sensor watches calls of it.
@@ -168,6 +170,7 @@ impl Core {
             sampling: AtomicU64::new(sensing::SELDOM),
             follows_quota: AtomicBool::new(false),
             throttled: AtomicU64::new(0),
+            inner_retries: AtomicU64::new(0),
             durations: Apart(Mutex::default()),
             aborts: known.aborts.into(),
             sensor: AtomicBool::new(false),
@@ -364,6 +367,15 @@ impl Provider {
     #[cfg(feature = "budget")]
     pub(crate) fn throttle(&self) -> &Arc<crate::budget::Throttle> {
         self.scope.as_deref().unwrap_or(&self.core.root).watch.throttle(&self.core.fleet.seeds)
+    }
+
+    /// Whether retries further in are to be reported now: once a minute.
+    #[cfg(feature = "attempts")]
+    pub(crate) fn notes_inner_retries(&self) -> bool {
+        const MINUTE: u64 = 60_000_000_000;
+        let now = self.core.clock().now().as_nanos().saturating_add(1);
+        let is_due = |last| (last == 0 || now.saturating_sub(last) >= MINUTE).then_some(now);
+        self.core.inner_retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_ok()
     }
 
     /// A sensor was built for it.

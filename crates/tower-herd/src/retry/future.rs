@@ -33,11 +33,11 @@ pin_project! {
         state: State<S::Future>,
         kept: Option<R::Kept>,
         shared: Arc<Shared<S, C, R>>,
+        // Paid into the budget for it.
+        deposited: bool,
         // Noted when the first attempt is first pending: a call that is ready at once reads no clock.
         deadline: Option<Instant>,
         slow: Option<Box<Slow<S, S::Response>>>,
-        // Of the layers that share a budget one tells it of a success: the one that paid in.
-        tells: bool,
     }
 }
 
@@ -84,14 +84,19 @@ where
 {
     // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
     #[inline]
-    pub(super) fn call(service: &mut S, mut request: Req, shared: Arc<Shared<S, C, R>>, tells: bool) -> Self {
+    pub(super) fn call(
+        service: &mut S,
+        mut request: Req,
+        shared: Arc<Shared<S, C, R>>,
+        deposited: bool,
+    ) -> Self {
         ResponseFuture {
+            deposited,
             kept: shared.resend.keep(&mut request),
             state: State::Calling { future: service.call(request) },
             shared,
             deadline: None,
             slow: None,
-            tells,
         }
     }
 
@@ -102,8 +107,9 @@ where
         kept: Option<R::Kept>,
         shared: Arc<Shared<S, C, R>>,
         deadline: Option<Instant>,
+        deposited: bool,
     ) -> Self {
-        ResponseFuture { state: State::Calling { future }, kept, shared, deadline, slow: None, tells: false }
+        ResponseFuture { state: State::Calling { future }, kept, shared, deadline, slow: None, deposited }
     }
 }
 
@@ -125,7 +131,7 @@ where
                 StateProj::Calling { future } => {
                     let outcome = match future.poll(cx) {
                         Poll::Ready(Ok(reply)) if me.shared.classify.kind(Ok(&reply)).is_success() => {
-                            if *me.tells {
+                            if *me.deposited && me.shared.listens() {
                                 let provider = me.shared.classify.provider(Ok(&reply));
                                 me.shared.core.part(provider.as_deref()).succeeded();
                             }
@@ -144,7 +150,8 @@ where
                     let outcome = outcome.map_err(Into::into);
                     let kept = me.kept.as_ref();
                     let again = kept.is_some_and(|kept| me.shared.resend.resendable(kept));
-                    if let Some(last) = settle(me.shared, kept, me.deadline, me.slow, again, outcome) {
+                    let noted = (&mut *me.deposited, &mut *me.deadline);
+                    if let Some(last) = settle(me.shared, kept, noted, me.slow, again, outcome) {
                         return Poll::Ready(last);
                     }
                 }
@@ -167,7 +174,8 @@ where
                             slow.service = None;
                             let error = Err(error.into());
                             let kept = me.kept.as_ref();
-                            match settle(me.shared, kept, me.deadline, me.slow, true, error) {
+                            let noted = (&mut *me.deposited, &mut *me.deadline);
+                            match settle(me.shared, kept, noted, me.slow, true, error) {
                                 Some(last) => return Poll::Ready(last),
                                 None => me.state.set(State::Sleeping),
                             }
@@ -179,16 +187,16 @@ where
                                 slow.sleep.as_mut().reset(slow.deadline);
                             }
                             ready!(slow.sleep.as_mut().poll(cx));
-                            let last = give_up(me.shared, me.slow, Why::Deadline);
+                            let last = give_up(me.shared, me.kept.as_ref(), me.slow, Why::Deadline);
                             return Poll::Ready(last);
                         }
                     }
                     if Instant::now() >= slow.deadline {
-                        return Poll::Ready(give_up(me.shared, me.slow, Why::Deadline));
+                        return Poll::Ready(give_up(me.shared, me.kept.as_ref(), me.slow, Why::Deadline));
                     }
                     let copy = me.kept.as_mut().and_then(|kept| me.shared.resend.again(kept));
                     let Some(mut request) = copy else {
-                        return Poll::Ready(give_up(me.shared, me.slow, Why::Body));
+                        return Poll::Ready(give_up(me.shared, me.kept.as_ref(), me.slow, Why::Body));
                     };
                     let mut service = slow.service.take().expect("it is ready");
                     request.set_resent(slow.resent());
@@ -223,7 +231,7 @@ fn deadline<K: HasTask>(core: &Core, kept: Option<&K>) -> Instant {
 fn settle<S, K, Res, C, R>(
     shared: &Shared<S, C, R>,
     kept: Option<&K>,
-    noted: &mut Option<Instant>,
+    (deposited, noted): (&mut bool, &mut Option<Instant>),
     slow: &mut Option<Box<Slow<S, Res>>>,
     again: bool,
     outcome: Result<Res, BoxError>,
@@ -235,6 +243,10 @@ where
     let core = &shared.core;
     let now = Instant::now();
     let reply = read(&shared.classify, &outcome, now);
+    // Law 3: what was given up further in pays for no repetition here.
+    if reply.exhausted && std::mem::take(deposited) {
+        core.budget.take_back();
+    }
     let deadline = *noted.get_or_insert_with(|| deadline(core, kept));
     let slow = slow.get_or_insert_with(|| {
         Box::new(Slow {
@@ -304,6 +316,9 @@ where
     if kind != Kind::Refused {
         slow.held = Some(Held { outcome, kind, provider });
     } else if slow.held.is_none() && !matches!(decision, Decision::Resend { .. }) {
+        if reply.refused_for.is_none() {
+            note_given_up(task);
+        }
         return Some(outcome);
     } else {
         slow.refusal = outcome.err();
@@ -321,12 +336,16 @@ where
         }
         Decision::Done => {
             let held = slow.held.take()?;
-            // The last of several: said so, unless that is said already.
-            let stamp = calls > 1 && !held.kind.is_success() && !reply.exhausted;
+            // The last of several: said so.
+            let stamp = calls > 1 && !held.kind.is_success();
+            if stamp || reply.exhausted {
+                note_given_up(task);
+            }
             Some(finish(&shared.classify, held, stamp.then_some(Exhausted::new(calls, None))))
         }
         Decision::GiveUp { why, retry_in } => {
             let held = slow.held.take()?;
+            note_given_up(task);
             core.observe(|| Event::GaveUp { kind: held.kind, attempts: calls, why: why.as_str() });
             let retry_at = retry_in.and_then(|wait| now.checked_add(wait));
             Some(finish(&shared.classify, held, Some(Exhausted::new(calls, retry_at))))
@@ -334,20 +353,30 @@ where
     }
 }
 
+/// For who answers the caller of the task: an error in place of a reply bears no mark.
+fn note_given_up(task: Option<&crate::Task>) {
+    if let Some(task) = task {
+        task.give_up();
+    }
+}
+
 /// Ends a session whose next attempt cannot be made after all.
 #[cold]
-fn give_up<S, Res, C, R>(
+fn give_up<S, K, Res, C, R>(
     shared: &Shared<S, C, R>,
+    kept: Option<&K>,
     slow: &mut Option<Box<Slow<S, Res>>>,
     why: Why,
 ) -> Result<Res, BoxError>
 where
+    K: HasTask,
     C: Classify<Res>,
 {
     let mut slow = slow.take().expect("an attempt came before");
     let attempts = slow.session.calls();
     match slow.held.take() {
         Some(held) => {
+            note_given_up(kept.and_then(HasTask::task));
             shared.core.observe(|| Event::GaveUp { kind: held.kind, attempts, why: why.as_str() });
             finish(&shared.classify, held, Some(Exhausted::new(attempts, None)))
         }

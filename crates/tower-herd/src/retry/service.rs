@@ -65,8 +65,8 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        let tells = self.shared.deposit(&request) && self.shared.listens();
+        let deposited = self.shared.deposit(&request);
         // The instance that was polled ready makes the first attempt.
-        ResponseFuture::call(&mut self.inner, request, self.shared.clone(), tells)
+        ResponseFuture::call(&mut self.inner, request, self.shared.clone(), deposited)
     }
 }

@@ -35,7 +35,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -124,8 +124,12 @@ struct Inner {
     deadline: Option<Instant>,
     allowance: u32,
     criticality: Criticality,
+    /// Calls that others made for it before it came here, where they told.
+    before: Option<u32>,
     spent: AtomicU32,
     throttled: AtomicU32,
+    /// A layer has given up on a call of it.
+    exhausted: AtomicBool,
     /// The retry budgets that it was counted in; what comes after so many is not counted.
     deposited: [AtomicUsize; POTS],
     /// The throttles that refused it, and when it was last counted there.
@@ -155,8 +159,10 @@ impl Task {
             deadline: None,
             allowance: DEFAULT_ALLOWANCE,
             criticality: Criticality::default(),
+            before: None,
             spent: AtomicU32::new(0),
             throttled: AtomicU32::new(0),
+            exhausted: AtomicBool::new(false),
             deposited: Default::default(),
             #[cfg(feature = "budget")]
             shed: Default::default(),
@@ -213,6 +219,17 @@ impl Task {
         self.change(|task| task.criticality = criticality)
     }
 
+    /// Whoever called us has made so many calls for it before this one, and tells us so. From 1 on it is a
+    /// repetition: it pays nothing into a retry budget, since the first call has done so.
+    ///
+    /// [`IncomingAttemptsLayer`](crate::attempts::IncomingAttemptsLayer) reads it from the headers of a
+    /// request.
+    #[cfg_attr(not(feature = "attempts"), doc(hidden))]
+    #[must_use]
+    pub fn made_before(self, calls: u32) -> Self {
+        self.change(|task| task.before = Some(calls))
+    }
+
     fn change(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         // A task that is in use already keeps what it has; the changed one starts afresh.
         if Arc::get_mut(&mut self.0).is_none() {
@@ -220,6 +237,7 @@ impl Task {
             self = Task(Arc::new(Inner {
                 spent: AtomicU32::new(0),
                 throttled: AtomicU32::new(0),
+                exhausted: AtomicBool::new(false),
                 deposited: Default::default(),
                 #[cfg(feature = "budget")]
                 shed: Default::default(),
@@ -229,6 +247,24 @@ impl Task {
         }
         change(Arc::get_mut(&mut self.0).expect("just made, so held once"));
         self
+    }
+
+    /// The same with no more than this left of its allowance and its time, and no less than `before` calls
+    /// made by others. What it has left never grows, whoever else holds it.
+    #[cfg(feature = "attempts")]
+    pub(crate) fn narrowed(self, left: Option<u32>, deadline: Option<Instant>, before: Option<u32>) -> Self {
+        let own = self.left();
+        // A call that came was allowed to come.
+        let left = left.map_or(own, |told| told.max(1).min(own));
+        let deadline = self.0.deadline.into_iter().chain(deadline).min();
+        let before = self.0.before.max(before);
+        if (left, deadline, before) == (own, self.0.deadline, self.0.before) {
+            return self;
+        }
+        self.change(|task| {
+            task.allowance = task.spent.get_mut().saturating_add(left);
+            (task.deadline, task.before) = (deadline, before);
+        })
     }
 
     /// Its id.
@@ -261,6 +297,23 @@ impl Task {
     pub fn criticality_class(&self) -> Criticality {
         self.0.criticality
     }
+    /// Calls that others made for it before it came here; none if nobody told.
+    #[must_use]
+    pub fn calls_before(&self) -> Option<u32> {
+        self.0.before
+    }
+    /// Failed calls that are left of its allowance.
+    #[must_use]
+    pub fn left(&self) -> u32 {
+        self.0.allowance.saturating_sub(self.spent())
+    }
+    /// Whether a layer has given up on a call of it: its attempts, its deadline or a budget were used up, or
+    /// somebody further in said so. Who answers its caller marks a failure with it, so that nobody
+    /// further out sends it again.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.0.exhausted.load(Ordering::Relaxed)
+    }
     /// Wire calls that were charged to it so far.
     #[must_use]
     pub fn spent(&self) -> u32 {
@@ -272,6 +325,10 @@ impl Task {
         self.0.throttled.load(Ordering::Relaxed)
     }
 
+    /// Notes that a layer has given up on a call of it. For retry code that is not ours.
+    pub fn give_up(&self) {
+        self.0.exhausted.store(true, Ordering::Relaxed);
+    }
     /// Charges one wire call that failed; the number charged so far.
     pub fn charge(&self) -> u32 {
         self.0.spent.fetch_add(1, Ordering::Relaxed).saturating_add(1)
@@ -286,6 +343,9 @@ impl Task {
     #[cfg_attr(not(feature = "jittered-retry"), expect(dead_code, reason = "only that layer has a budget"))]
     #[inline]
     pub(crate) fn first_deposit(&self, budget: usize) -> bool {
+        if self.0.before.is_some_and(|calls| calls > 0) {
+            return false;
+        }
         for pot in &self.0.deposited {
             // Read first: a store would take the cache line from the task's other calls.
             let mut known = pot.load(Ordering::Relaxed);

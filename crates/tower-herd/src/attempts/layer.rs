@@ -1,0 +1,119 @@
+use super::{
+    service::Attempts,
+    told::{Dialects, Told},
+};
+use crate::{HasTask, Provider, Switch, observe::Event};
+use std::{fmt, sync::Arc};
+use tokio::time::Instant;
+use tower_layer::Layer;
+
+/// The client's side of the amplification guard: tells the provider which attempt this is and what is left,
+/// and reports when something in between repeats our calls. See the [module](super).
+///
+/// It needs the task, and the mark of a repetition, that [`TaskLayer`](crate::TaskLayer) and
+/// [`JitteredRetryLayer`](crate::JitteredRetryLayer) leave on the request, and changes neither replies nor
+/// errors. In a ladder the number is that of the walk: a first call at another rung is no repetition there.
+#[derive(Clone)]
+pub struct AttemptsLayer {
+    shared: Shared,
+}
+
+/// What all services of one layer share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) provider: Provider,
+    pub(super) dialects: Dialects,
+    pub(super) from_the_first: bool,
+    pub(super) switch: Switch,
+}
+
+impl AttemptsLayer {
+    /// All dialects, on repetitions and where the task came with such headers itself.
+    #[must_use]
+    pub fn new(provider: &Provider) -> Self {
+        let dialects = Dialects { own: true, grpc: true, envoy: true };
+        let provider = provider.clone();
+        AttemptsLayer {
+            shared: Shared { provider, dialects, from_the_first: false, switch: Switch::default() },
+        }
+    }
+
+    /// Whether a first call says too what is left of its task: for providers that are services of your own.
+    /// Default no; then a first call costs nothing.
+    #[must_use]
+    pub fn from_the_first(mut self, tells: bool) -> Self {
+        self.shared.from_the_first = tells;
+        self
+    }
+
+    /// Whether our own header is written. Default yes.
+    #[must_use]
+    pub fn own(mut self, writes: bool) -> Self {
+        self.shared.dialects.own = writes;
+        self
+    }
+
+    /// Whether gRPC requests say `grpc-previous-rpc-attempts`. Default yes.
+    #[must_use]
+    pub fn grpc(mut self, writes: bool) -> Self {
+        self.shared.dialects.grpc = writes;
+        self
+    }
+
+    /// Whether `x-envoy-attempt-count` is written. Default yes.
+    #[must_use]
+    pub fn envoy(mut self, writes: bool) -> Self {
+        self.shared.dialects.envoy = writes;
+        self
+    }
+
+    /// What it is switched by. In [`Mode::Observe`](crate::Mode::Observe) nothing is written, the requests that
+    /// would have been written to are counted, and inner retries are reported.
+    #[must_use]
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.shared.switch = switch.clone();
+        self
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> Switch {
+        self.shared.switch.clone()
+    }
+}
+
+impl Shared {
+    /// Tells the provider of the `attempt`-th call.
+    #[cold]
+    pub(super) fn write<B>(&self, request: &mut http::Request<B>, attempt: u32) {
+        let told = Told::next(request.task(), attempt, Instant::now());
+        self.dialects.write(request.headers_mut(), &told, attempt);
+    }
+
+    /// The reply to our `attempt`-th call says that so many were made.
+    #[cold]
+    pub(super) fn told_back(&self, attempt: u32, calls: u32) {
+        let provider = &self.provider;
+        if calls > attempt && provider.notes_inner_retries() {
+            provider.observe(|| Event::InnerRetries { provider: provider.name(), attempts: calls });
+        }
+    }
+}
+
+impl<S> Layer<S> for AttemptsLayer {
+    type Service = Attempts<S>;
+    fn layer(&self, inner: S) -> Attempts<S> {
+        Attempts::new(inner, Arc::new(self.shared.clone()))
+    }
+}
+
+impl fmt::Debug for AttemptsLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttemptsLayer")
+            .field("provider", &self.shared.provider)
+            .field("dialects", &self.shared.dialects)
+            .field("from_the_first", &self.shared.from_the_first)
+            .field("switch", &self.shared.switch)
+            .finish()
+    }
+}
