@@ -52,7 +52,7 @@ async fn each_attempt_says_which_it_is_and_a_first_call_says_nothing() {
 async fn what_is_left_is_told_as_it_is_at_the_wire() {
     let task = Task::new(1).allowance(3).deadline_in(S(20));
     let start = Instant::now();
-    let sent = sent(AttemptsLayer::new(&provider()).from_the_first(true), of(&task, get())).await;
+    let sent = sent(AttemptsLayer::new(&provider()).tell_first(true), of(&task, get())).await;
     let told: Vec<_> = sent.iter().map(Told::of).collect();
     assert_eq!(told[0].time, Some(S(20)));
     let counts: Vec<_> = told.iter().map(|told| (told.made, told.left)).collect();

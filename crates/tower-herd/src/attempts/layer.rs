@@ -23,7 +23,7 @@ pub struct AttemptsLayer {
 pub(super) struct Shared {
     pub(super) provider: Provider,
     pub(super) dialects: Dialects,
-    pub(super) from_the_first: bool,
+    pub(super) tell_first: bool,
     pub(super) switch: Switch,
 }
 
@@ -33,16 +33,14 @@ impl AttemptsLayer {
     pub fn new(provider: &Provider) -> Self {
         let dialects = Dialects { own: true, grpc: true, envoy: true };
         let provider = provider.clone();
-        AttemptsLayer {
-            shared: Shared { provider, dialects, from_the_first: false, switch: Switch::default() },
-        }
+        AttemptsLayer { shared: Shared { provider, dialects, tell_first: false, switch: Switch::default() } }
     }
 
     /// Whether a first call says too what is left of its task: for providers that are services of your own.
     /// Default no; then a first call costs nothing.
     #[must_use]
-    pub fn from_the_first(mut self, tells: bool) -> Self {
-        self.shared.from_the_first = tells;
+    pub fn tell_first(mut self, tells: bool) -> Self {
+        self.shared.tell_first = tells;
         self
     }
 
@@ -112,7 +110,7 @@ impl fmt::Debug for AttemptsLayer {
         f.debug_struct("AttemptsLayer")
             .field("provider", &self.shared.provider)
             .field("dialects", &self.shared.dialects)
-            .field("from_the_first", &self.shared.from_the_first)
+            .field("tell_first", &self.shared.tell_first)
             .field("switch", &self.shared.switch)
             .finish()
     }

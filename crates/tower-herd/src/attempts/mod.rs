@@ -34,7 +34,7 @@
 //!
 //! # What they cost
 //!
-//! The client's layer writes nothing on a first call, unless it is told to ([`AttemptsLayer::from_the_first`])
+//! The client's layer writes nothing on a first call, unless it is told to ([`AttemptsLayer::tell_first`])
 //! or its task came with headers of its own: once told, told on. So the happy path allocates nothing; a
 //! repetition allocates its header values. The server's layer starts a task for each request that has
 //! none.
@@ -61,7 +61,7 @@
 //!     .layer(TaskLayer::new())
 //!     .layer(JitteredRetryLayer::new())
 //!     .layer(FleetLimitLayer::new(&search))
-//!     .layer(AttemptsLayer::new(&search).from_the_first(true)) // a service of our own: it hears of the deadline
+//!     .layer(AttemptsLayer::new(&search).tell_first(true)) // a service of our own: it hears of the deadline
 //!     .layer(ClassifyLayer::new(&search))
 //!     .service(client);
 //! # let _ = service;

@@ -52,7 +52,7 @@ where
         let attempt = request.resent().map_or(1, crate::retry::Resent::attempt);
         // Once told, told on: whoever stands further in hears what is left, too.
         let is_told = || request.task().and_then(Task::calls_before).is_some();
-        if attempt > 1 || shared.from_the_first || is_told() {
+        if attempt > 1 || shared.tell_first || is_told() {
             match mode {
                 Mode::Enforce => shared.write(&mut request, attempt),
                 _ => shared.switch.count(),

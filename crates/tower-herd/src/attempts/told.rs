@@ -72,7 +72,7 @@ impl Told {
         let before = task.and_then(Task::calls_before).unwrap_or(0);
         Told {
             made: Some(before.saturating_add(attempt.saturating_sub(1)).min(MOST_CALLS)),
-            left: task.map(|task| task.left().max(1).min(MOST_CALLS)),
+            left: task.map(|task| task.left().clamp(1, MOST_CALLS)),
             time: task.and_then(Task::deadline_at).map(|at| at.saturating_duration_since(now).min(MOST_TIME)),
         }
     }
@@ -95,9 +95,8 @@ impl Told {
     }
 
     /// The value of our own header.
-    #[must_use]
-    pub fn to_value(&self) -> HeaderValue {
-        HeaderValue::try_from(self.to_string()).expect("letters, digits, commas")
+    fn value(&self) -> HeaderValue {
+        HeaderValue::try_from(self.to_string()).expect("letters, digits, equals signs and commas")
     }
 
     fn member(&mut self, member: &[u8]) {
@@ -156,7 +155,7 @@ impl Dialects {
     /// Writes, and overwrites what another hop has left there.
     pub(super) fn write(self, headers: &mut HeaderMap, told: &Told, attempt: u32) {
         if self.own {
-            headers.insert(HEADER, told.to_value());
+            headers.insert(HEADER, told.value());
         }
         // Both count the calls of one hop. gRPC's says nothing on a first one.
         if self.grpc && is_grpc(headers) {
@@ -346,7 +345,7 @@ mod tests {
             prop_assert!(told.time.is_none_or(|time| time <= MOST_TIME));
             prop_assert!(calls_told(&headers).is_none_or(|calls| (1..=MOST_CALLS + 1).contains(&calls)));
             // What is written is read again, to the millisecond.
-            let own: HeaderMap = [(HEADER, told.to_value())].into_iter().collect();
+            let own: HeaderMap = [(HEADER, told.value())].into_iter().collect();
             let whole = told.time.map(|time| Duration::from_millis(time.as_millis() as u64));
             prop_assert_eq!(Told::of(&own), Told { time: whole, ..told });
             Dialects { own: true, grpc: true, envoy: true }.write(&mut headers, &told, attempt);

@@ -44,13 +44,14 @@ pub fn reply(status: u16, headers: &[(&'static str, &str)]) -> Response {
         .unwrap()
 }
 
+type Seen = (HeaderMap, Option<Task>);
 type Answers = dyn Fn(usize, &Request) -> Response + Send + Sync;
 
 /// Answers at once, and notes what came.
 #[derive(Clone)]
 pub struct Wire {
     answers: Arc<Answers>,
-    seen: Arc<Mutex<Vec<(HeaderMap, Option<Task>)>>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Wire {
