@@ -5,7 +5,22 @@
 //! [`Event::WouldRefuse`](crate::observe::Event::WouldRefuse) what it would have refused or changed; then
 //! it enforces; and when it turns out wrong at three in the morning it is turned off without a deploy.
 //!
-//! A switch is read when a call comes to the layer: calls that wait already, wait on.
+//! A switch is read when a call comes to the layer: calls that wait already, wait on. To read it costs one
+//! relaxed load.
+//!
+//! | layer | `Observe` | `Off` |
+//! |---|---|---|
+//! | [`TaskLayer`](crate::TaskLayer) | as `Enforce`: it holds nothing back | starts no task |
+//! | `JitteredRetryLayer` | what would be sent again is counted, and returned; the budget is asked, and gets back what it gave | no copy is kept, nothing is sent again |
+//! | `HashedFailoverLayer` | each call goes to the first rung of its order; counted is who would have gone on from there, or waited | each call goes to the first rung of its order |
+//! | `RetryAfterLayer` | calls that come in a pause are counted, and pass | all pass |
+//! | `FleetLimitLayer` | a call that finds no slot is counted, and passes without one | nobody takes a slot |
+//! | [`ClassifyLayer`](crate::ClassifyLayer) | as `Enforce`: it only observes | nothing is learned from its calls |
+//! | `AttemptTimeoutLayer` | calls that outlive it are counted, and go on | no call is timed |
+//!
+//! Each layer counts for itself what it alone would have done: where two share a switch, a call that both
+//! would have held back counts twice. A layer knows nothing of the switches of others: a limit that
+//! enforces below a pause layer that is off still obeys the pause. Switch such layers together.
 //!
 //! ```
 //! use tower_herd::{Fleet, FleetLimitLayer, Mode, Switch};
@@ -35,7 +50,8 @@ pub enum Mode {
     /// It decides.
     #[default]
     Enforce,
-    /// It counts what it would have refused or changed, and lets every call pass as if it were not there.
+    /// It counts what it would have refused or changed, and lets every call pass. The
+    /// [module](self) says what each layer counts.
     Observe,
     /// It lets every call pass and counts nothing.
     Off,
@@ -47,6 +63,8 @@ pub enum Mode {
 pub struct Switch(Arc<Inner>);
 
 #[derive(Default)]
+// In cache lines of its own: its readers do not feel those who clone the handle.
+#[repr(align(128))]
 struct Inner {
     mode: AtomicU8,
     would_refuse: AtomicU64,

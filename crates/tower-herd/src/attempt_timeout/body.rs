@@ -1,7 +1,7 @@
 //! The body of a reply whose silences are timed.
 
 use super::{AttemptTimeout, Phase};
-use crate::{BoxError, task::far};
+use crate::{BoxError, Switch, task::far};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use std::{
@@ -24,13 +24,15 @@ pin_project! {
         sleep: Option<Pin<Box<Sleep>>>,
         pending_since: Option<Instant>,
         idle: Option<Duration>,
+        // A silence does not end the body, but is counted here.
+        counts: Option<Switch>,
         is_over: bool,
     }
 }
 
 impl<B> TimedBody<B> {
-    pub(crate) fn new(body: B, idle: Duration) -> Self {
-        TimedBody { body, sleep: None, pending_since: None, idle: Some(idle), is_over: false }
+    pub(crate) fn new(body: B, idle: Option<Duration>, counts: Option<Switch>) -> Self {
+        TimedBody { body, sleep: None, pending_since: None, idle, counts, is_over: false }
     }
 }
 
@@ -44,7 +46,7 @@ impl<B: Default> Default for TimedBody<B> {
 impl<B> From<B> for TimedBody<B> {
     /// Without a timeout.
     fn from(body: B) -> Self {
-        TimedBody { body, sleep: None, pending_since: None, idle: None, is_over: false }
+        TimedBody::new(body, None, None)
     }
 }
 
@@ -79,6 +81,12 @@ where
             }
             // It was armed for an earlier silence that ended in time.
             sleep.as_mut().reset(at);
+        }
+        if let Some(switch) = me.counts.take() {
+            switch.count();
+            *me.idle = None;
+            *me.sleep = None;
+            return Poll::Pending;
         }
         *me.is_over = true;
         Poll::Ready(Some(Err(AttemptTimeout { phase: Phase::Idle, after: idle }.into())))

@@ -1,7 +1,7 @@
 //! The futures of [`AttemptTimeoutLayer`](crate::AttemptTimeoutLayer).
 
 use super::{AttemptTimeout, Phase};
-use crate::{BoxError, task::far};
+use crate::{BoxError, Switch, task::far};
 use pin_project_lite::pin_project;
 use std::{
     fmt,
@@ -13,15 +13,21 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// How long a call may take: of its own, and by its task.
-#[derive(Clone, Copy)]
 pub(crate) struct Deadline {
-    own: Duration,
+    /// None: as long as it likes.
+    own: Option<Duration>,
     task: Option<Instant>,
+    /// A call that outlives it is not ended, but counted here.
+    counts: Option<Switch>,
 }
 
 impl Deadline {
-    pub(crate) fn new(own: Duration, task: Option<Instant>) -> Self {
-        Deadline { own, task }
+    pub(crate) fn new(own: Duration, task: Option<Instant>, counts: Option<Switch>) -> Self {
+        Deadline { own: Some(own), task, counts }
+    }
+
+    pub(crate) fn none() -> Self {
+        Deadline { own: None, task: None, counts: None }
     }
 }
 
@@ -58,14 +64,21 @@ where
         if let Poll::Ready(outcome) = me.inner.poll(cx) {
             return Poll::Ready(outcome.map_err(Into::into));
         }
+        let Some(limit) = me.deadline.own else { return Poll::Pending };
         if me.sleep.is_none() {
-            let own = far(me.deadline.own);
+            let own = far(limit);
             let at = me.deadline.task.map_or(own, |task| own.min(task));
-            *me.after = me.deadline.own.saturating_sub(own.saturating_duration_since(at));
+            *me.after = limit.saturating_sub(own.saturating_duration_since(at));
             *me.sleep = Some(Box::pin(sleep_until(at)));
         }
         if let Some(sleep) = me.sleep {
             ready!(sleep.as_mut().poll(cx));
+        }
+        if let Some(switch) = me.deadline.counts.take() {
+            switch.count();
+            me.deadline.own = None;
+            *me.sleep = None;
+            return Poll::Pending;
         }
         Poll::Ready(Err(AttemptTimeout { phase: Phase::Headers, after: *me.after }.into()))
     }
@@ -103,9 +116,13 @@ where
     type Output = Result<http::Response<super::TimedBody<B>>, BoxError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let me = self.project();
-        let reply = ready!(me.inner.poll(cx))?;
-        Poll::Ready(Ok(reply.map(|body| super::TimedBody::new(body, *me.idle))))
+        let mut me = self.project();
+        let reply = ready!(me.inner.as_mut().poll(cx))?;
+        let deadline = me.inner.project().deadline;
+        // Off, or counted already: once a call is enough.
+        let idle = deadline.own.map(|_| *me.idle);
+        let counts = deadline.counts.take();
+        Poll::Ready(Ok(reply.map(|body| super::TimedBody::new(body, idle, counts))))
     }
 }
 

@@ -19,6 +19,9 @@
 //!
 //! After either nobody knows whether the request took effect: it is sent again only if that is safe.
 //!
+//! With a [`Switch`](crate::Switch) that observes, a call that outlives one of the two is counted, once, and
+//! goes on; turned off, neither is measured, and the task's deadline does not bind the call.
+//!
 //! ```
 //! use std::time::Duration;
 //! use tower::ServiceBuilder;

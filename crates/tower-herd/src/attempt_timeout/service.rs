@@ -1,5 +1,5 @@
 use super::future::{Deadline, ReplyFuture};
-use crate::{BoxError, HasTask, Task, classify::Replies};
+use crate::{BoxError, HasTask, Mode, Switch, Task, classify::Replies};
 use std::{
     fmt,
     marker::PhantomData,
@@ -13,12 +13,13 @@ pub struct Timed<S, M> {
     inner: S,
     headers: Duration,
     idle: Duration,
+    switch: Switch,
     mode: PhantomData<fn() -> M>,
 }
 
 impl<S, M> Timed<S, M> {
-    pub(crate) fn new(inner: S, headers: Duration, idle: Duration) -> Self {
-        Timed { inner, headers, idle, mode: PhantomData }
+    pub(crate) fn new(inner: S, headers: Duration, idle: Duration, switch: Switch) -> Self {
+        Timed { inner, headers, idle, switch, mode: PhantomData }
     }
 
     /// The service inside.
@@ -27,13 +28,18 @@ impl<S, M> Timed<S, M> {
     }
 
     fn deadline<Req: HasTask>(&self, request: &Req) -> Deadline {
-        Deadline::new(self.headers, request.task().and_then(Task::deadline_at))
+        let counts = match self.switch.mode() {
+            Mode::Enforce => None,
+            Mode::Observe => Some(self.switch.clone()),
+            Mode::Off => return Deadline::none(),
+        };
+        Deadline::new(self.headers, request.task().and_then(Task::deadline_at), counts)
     }
 }
 
 impl<S: Clone, M> Clone for Timed<S, M> {
     fn clone(&self) -> Self {
-        Self::new(self.inner.clone(), self.headers, self.idle)
+        Self::new(self.inner.clone(), self.headers, self.idle, self.switch.clone())
     }
 }
 
@@ -43,6 +49,7 @@ impl<S: fmt::Debug, M> fmt::Debug for Timed<S, M> {
             .field("inner", &self.inner)
             .field("headers", &self.headers)
             .field("idle", &self.idle)
+            .field("switch", &self.switch)
             .finish()
     }
 }

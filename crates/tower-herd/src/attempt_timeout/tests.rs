@@ -153,7 +153,7 @@ mod bodies {
     fn bodies_keep_what_they_are() {
         fn is<T: Send + Sync + Default>() {}
         is::<TimedBody<Full<Bytes>>>();
-        let body = TimedBody::new(Full::<Bytes>::from("abc"), SECOND);
+        let body = TimedBody::new(Full::<Bytes>::from("abc"), Some(SECOND), None);
         assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(3), false));
         assert!(TimedBody::<Full<Bytes>>::default().is_end_stream());
     }

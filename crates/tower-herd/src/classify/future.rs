@@ -27,11 +27,11 @@ pin_project! {
 impl<F, C> ReplyFuture<F, C> {
     // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
     #[inline]
-    pub(super) fn call<S, Req>(service: &mut S, request: Req, report: Report, classify: C) -> Self
+    pub(super) fn call<S, Req>(service: &mut S, request: Req, report: Option<Report>, classify: C) -> Self
     where
         S: Service<Req, Future = F>,
     {
-        ReplyFuture { inner: service.call(request), report: Some(report), classify }
+        ReplyFuture { inner: service.call(request), report, classify }
     }
 }
 
@@ -46,18 +46,17 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = self.project();
         let mut outcome = ready!(me.inner.poll(cx)).map_err(Into::into);
+        let Some(mut report) = me.report.take() else { return Poll::Ready(outcome) };
         let mut signal = match &outcome {
             Ok(reply) => me.classify.classify(Ok(reply)),
             Err(error) => me.classify.classify(Err(&**error)),
         };
-        if let Some(report) = me.report {
-            report.head(&signal);
-            signal = report.mark(signal);
-            if signal.kind.is_success() {
-                report.end(None);
-            }
-            *me.report = None;
+        report.head(&signal);
+        signal = report.mark(signal);
+        if signal.kind.is_success() {
+            report.end(None);
         }
+        drop(report);
         if let Ok(reply) = &mut outcome
             && signal.kind != Kind::Success
         {
@@ -166,7 +165,7 @@ mod bodies {
         pub(crate) fn call<S, Req>(
             service: &mut S,
             request: Req,
-            report: Report,
+            report: Option<Report>,
             classify: C,
             options: Options,
         ) -> Self
@@ -174,7 +173,7 @@ mod bodies {
             S: Service<Req, Future = F>,
         {
             let state = State::Calling { inner: service.call(request) };
-            ResponseFuture { state, report: Some(report), classify, options }
+            ResponseFuture { state, report, classify, options }
         }
 
         /// Goes on from a call that `report` has watched so far, and that `inner` ends.
@@ -202,17 +201,17 @@ mod bodies {
                             Ok(reply) => reply,
                             Err(error) => {
                                 let error = error.into();
-                                let signal = me.classify.classify(Err(&*error));
                                 if let Some(mut report) = me.report.take() {
-                                    report.head(&signal);
+                                    report.head(&me.classify.classify(Err(&*error)));
                                 }
                                 return Poll::Ready(Err(error));
                             }
                         };
-                        let signal = match me.report {
-                            Some(report) => report.read(&*me.classify, &reply),
-                            None => me.classify.classify(Ok(&reply)),
+                        let Some(report) = me.report else {
+                            let pass = |body| SensedBody::watched(body, None, false);
+                            return Poll::Ready(Ok(reply.map(pass)));
                         };
+                        let signal = report.read(&*me.classify, &reply);
                         let most = me.options.most(&signal);
                         if most == 0 || !Reading::is_of_use(&reply, &signal, most) {
                             return Poll::Ready(Ok(pass(reply, signal, me.report, me.options)));

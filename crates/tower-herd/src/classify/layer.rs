@@ -1,5 +1,5 @@
 use super::{DefaultClassify, DefaultMode, service::Classified};
-use crate::Provider;
+use crate::{Provider, Switch};
 use std::{fmt, marker::PhantomData, time::Duration};
 use tower_layer::Layer;
 
@@ -57,6 +57,7 @@ pub struct ClassifyLayer<C = DefaultClassify, M = DefaultMode> {
     provider: Provider,
     classify: C,
     options: Options,
+    switch: Switch,
     mode: PhantomData<M>,
 }
 
@@ -93,6 +94,7 @@ impl ClassifyLayer {
             provider: provider.clone(),
             classify: DefaultClassify::default(),
             options: Options { error_bytes: 64 * 1024, error_millis: 1000, success_bytes: 0 },
+            switch: Switch::default(),
             mode: PhantomData,
         }
     }
@@ -102,7 +104,29 @@ impl<C, M> ClassifyLayer<C, M> {
     /// Classifies by `classify` instead.
     #[must_use]
     pub fn classify<D>(self, classify: D) -> ClassifyLayer<D, M> {
-        ClassifyLayer { provider: self.provider, classify, options: self.options, mode: PhantomData }
+        ClassifyLayer {
+            provider: self.provider,
+            classify,
+            options: self.options,
+            switch: self.switch,
+            mode: PhantomData,
+        }
+    }
+
+    /// Whether it learns, or stands aside ([`Mode::Off`](crate::Mode::Off)): then nothing is read or
+    /// stamped, and the provider learns nothing from its calls, nor do the gates above learn in its
+    /// place, so that what is known of the provider stays as it is. It refuses nothing, so
+    /// [`Mode::Observe`](crate::Mode::Observe) is the same as to enforce.
+    #[must_use]
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.switch = switch.clone();
+        self
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> &Switch {
+        &self.switch
     }
 
     /// For replies of any type: the response passes unchanged, and the call is over when it is there.
@@ -112,6 +136,7 @@ impl<C, M> ClassifyLayer<C, M> {
             provider: self.provider,
             classify: self.classify,
             options: self.options,
+            switch: self.switch,
             mode: PhantomData,
         }
     }
@@ -144,7 +169,8 @@ impl<S, C: Clone, M> Layer<S> for ClassifyLayer<C, M> {
     type Service = Classified<S, C, M>;
     fn layer(&self, inner: S) -> Self::Service {
         self.provider.has_sensor();
-        Classified::new(inner, self.provider.clone(), self.classify.clone(), self.options)
+        let (provider, classify) = (self.provider.clone(), self.classify.clone());
+        Classified::new(inner, provider, classify, self.options, self.switch.clone())
     }
 }
 
@@ -153,6 +179,7 @@ impl<C, M> fmt::Debug for ClassifyLayer<C, M> {
         f.debug_struct("ClassifyLayer")
             .field("provider", &self.provider)
             .field("options", &self.options)
+            .field("switch", &self.switch)
             .finish_non_exhaustive()
     }
 }

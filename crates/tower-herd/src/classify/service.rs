@@ -1,5 +1,5 @@
 use super::{Classify, Replies, future::ReplyFuture, layer::Options, report::Report};
-use crate::{BoxError, HasTask, Provider};
+use crate::{BoxError, HasTask, Mode, Provider, Switch};
 use std::{
     fmt,
     marker::PhantomData,
@@ -13,12 +13,24 @@ pub struct Classified<S, C, M> {
     provider: Provider,
     classify: C,
     options: Options,
+    switch: Switch,
     mode: PhantomData<fn() -> M>,
 }
 
 impl<S, C, M> Classified<S, C, M> {
-    pub(crate) fn new(inner: S, provider: Provider, classify: C, options: Options) -> Self {
-        Classified { inner, provider, classify, options, mode: PhantomData }
+    pub(crate) fn new(inner: S, provider: Provider, classify: C, options: Options, switch: Switch) -> Self {
+        Classified { inner, provider, classify, options, switch, mode: PhantomData }
+    }
+
+    /// None if it is off.
+    // Before the inner call: if that panics, the call is still reported as given up.
+    #[inline]
+    fn begin<Req: HasTask>(&self, request: &Req) -> Option<Report> {
+        if self.switch.mode() == Mode::Off {
+            self.provider.unlearned();
+            return None;
+        }
+        Some(Report::begin(&self.provider, request))
     }
 
     /// The service inside.
@@ -29,7 +41,8 @@ impl<S, C, M> Classified<S, C, M> {
 
 impl<S: Clone, C: Clone, M> Clone for Classified<S, C, M> {
     fn clone(&self) -> Self {
-        Self::new(self.inner.clone(), self.provider.clone(), self.classify.clone(), self.options)
+        let (provider, classify) = (self.provider.clone(), self.classify.clone());
+        Self::new(self.inner.clone(), provider, classify, self.options, self.switch.clone())
     }
 }
 
@@ -38,6 +51,7 @@ impl<S: fmt::Debug, C, M> fmt::Debug for Classified<S, C, M> {
         f.debug_struct("Classified")
             .field("inner", &self.inner)
             .field("provider", &self.provider)
+            .field("switch", &self.switch)
             .finish_non_exhaustive()
     }
 }
@@ -60,8 +74,7 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        // Before the inner call: if that panics, the call is still reported as given up.
-        let report = Report::begin(&self.provider, &request);
+        let report = self.begin(&request);
         ReplyFuture::call(&mut self.inner, request, report, self.classify.clone())
     }
 }
@@ -86,7 +99,7 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        let report = Report::begin(&self.provider, &request);
+        let report = self.begin(&request);
         let classify = self.classify.clone();
         super::future::ResponseFuture::call(&mut self.inner, request, report, classify, self.options)
     }

@@ -1,6 +1,6 @@
 use super::{service::Ladder, wait::Waiting};
 use crate::{
-    BoxError, Classify, Executed, HasTask, Kind, Refusal, RefusalKind, Safety, Signal, Task,
+    BoxError, Classify, Executed, HasTask, Kind, Mode, Refusal, RefusalKind, Safety, Signal, Task,
     observe::Event,
     provider::{Slot, WaitFor, handover},
     retry::Resend,
@@ -43,6 +43,7 @@ struct Walk<S: Service<Req>, Req, R: Resend<Req>, C> {
     ladder: Arc<Ladder<S, Req>>,
     resend: R,
     classify: C,
+    mode: Mode,
     kept: Option<R::Kept>,
     task: Option<Task>,
     safety: Safety,
@@ -75,6 +76,7 @@ pub(super) fn walk<S, Req, R, C>(
     mut request: Req,
     resend: R,
     classify: C,
+    mode: Mode,
 ) -> ResponseFuture<S, Req, R, C>
 where
     S: Service<Req> + Clone,
@@ -96,17 +98,24 @@ where
     let lost = resent.is_some() && home.is_none() && ladder.is_of_several();
     let barred = home.map_or(0, |home| ladder.all_but(&home));
     let lost = lost.then(|| ladder.lost());
-    let found = if lost.is_some() { Err(0) } else { ladder.try_tier(key, barred) };
+    let walks = mode == Mode::Enforce;
+    let found = match &lost {
+        Some(_) => Err(0),
+        None if walks => ladder.try_tier(key, barred),
+        None => Err(0),
+    };
     // Only now, so that the wait counts from the entry, and only if there is one.
-    let wait = found.is_err().then(|| {
+    let wait = (walks && found.is_err()).then(|| {
         let provider = &ladder.rungs[0].provider;
         WaitFor::of(&request, None, provider.core(), provider.clock().now())
     });
-    let kept = if ladder.rungs.len() > 1 { resend.keep(&mut request) } else { None };
+    let keeps = mode != Mode::Off && ladder.rungs.len() > 1;
+    let kept = if keeps { resend.keep(&mut request) } else { None };
     let mut walk = Walk {
         ladder: ladder.clone(),
         resend,
         classify,
+        mode,
         kept,
         task,
         safety,
@@ -121,8 +130,9 @@ where
     };
     let state = match (found, lost) {
         (_, Some(refusal)) => State::Refused { error: Some(refusal.into()) },
-        (Ok((rung, slot)), None) => walk.ready(rung, slot, request),
-        (Err(_), None) => walk.queue(request),
+        (Ok((rung, slot)), None) => walk.ready(rung, Some(slot), request),
+        (Err(_), None) if walks => walk.queue(request),
+        (Err(_), None) => walk.stay(request),
     };
     ResponseFuture { state, walk }
 }
@@ -132,10 +142,31 @@ where
     S: Service<Req> + Clone,
     R: Resend<Req>,
 {
-    fn ready(&mut self, rung: usize, slot: Slot, request: Req) -> State<S, Req> {
+    fn ready(&mut self, rung: usize, slot: Option<Slot>, request: Req) -> State<S, Req> {
         self.at = rung;
         let service = Some(self.ladder.service(rung));
-        State::Readying { service, request: Some(request), slot: Some(slot), end: None }
+        State::Readying { service, request: Some(request), slot, end: None }
+    }
+
+    /// To the first rung of its order, room or not: there it meets what it would meet without a ladder.
+    #[cold]
+    fn stay(&mut self, request: Req) -> State<S, Req> {
+        let rung = self.ladder.next(self.key, self.tried).expect("not all rungs are barred");
+        let mut slot = None;
+        if self.mode == Mode::Observe {
+            slot = self.ladder.rungs[rung].provider.try_slot().ok();
+            if slot.is_none() {
+                self.would_leave(rung);
+            }
+        }
+        self.ready(rung, slot, request)
+    }
+
+    /// Counts a call that would not have stayed at its first rung: once.
+    fn would_leave(&mut self, rung: usize) {
+        // What is counted is not looked at again.
+        self.kept = None;
+        self.ladder.rungs[rung].provider.would_refuse(&self.ladder.switch, RefusalKind::NoRung);
     }
 
     fn queue(&mut self, request: Req) -> State<S, Req> {
@@ -191,12 +222,31 @@ where
         });
         match signal.kind {
             Kind::Success => Next::Return(outcome),
+            _ if self.mode != Mode::Enforce => self.stayed(outcome, &signal),
             Kind::Refused => self.refused(outcome),
             _ => {
                 self.note(&mut outcome, &signal);
                 self.replied(outcome, &signal)
             }
         }
+    }
+
+    /// The reply of the one rung that is called where nobody walks.
+    #[cold]
+    fn stayed(&mut self, mut outcome: Result<S::Response, BoxError>, signal: &Signal) -> Next<S::Response> {
+        let goes_on = if signal.kind == Kind::Refused {
+            let refusal = outcome.as_ref().err().and_then(|error| Refusal::find(&**error));
+            refusal.is_some_and(|refusal| !refusal.kind.is_terminal())
+        } else {
+            // The layers further out, and a later walk of this task, rely on it.
+            self.note(&mut outcome, signal);
+            self.allows(signal)
+        };
+        self.tried |= 1 << self.at;
+        if goes_on && self.kept.is_some() && self.ladder.next(self.key, self.tried).is_some() {
+            self.would_leave(self.at);
+        }
+        Next::Return(outcome)
     }
 
     /// A layer of the rung said no: nothing was sent, and the rung may be asked again later.
@@ -264,18 +314,7 @@ where
             pot.take_back();
         }
         let more = self.ladder.next(self.key, self.tried).is_some();
-        let allowed = match signal.kind {
-            Kind::Rejected => false,
-            Kind::Empty => !here.paid,
-            Kind::Throttled => {
-                let clock = here.provider.clock();
-                let paused = here.provider.paused().map(|(until, _)| until.saturating_since(clock.now()));
-                let wait = paused.max(signal.pushback.wait()).unwrap_or_default();
-                wait > self.ladder.patience.hint && self.safety.allows(signal, false)
-            }
-            _ => self.safety.allows(signal, false) && self.affords(),
-        };
-        if !more || !allowed || self.kept.is_none() {
+        if !more || !self.allows(signal) || self.kept.is_none() {
             return Next::Return(outcome);
         }
         // An empty answer, and a rung that cannot work at all, are not sent again by anybody else:
@@ -296,6 +335,22 @@ where
                 Next::Queue
             }
             None => Next::Return(outcome),
+        }
+    }
+
+    /// Whether the next rung may be asked after this reply.
+    fn allows(&self, signal: &Signal) -> bool {
+        let here = &self.ladder.rungs[self.at];
+        match signal.kind {
+            Kind::Rejected => false,
+            Kind::Empty => !here.paid,
+            Kind::Throttled => {
+                let clock = here.provider.clock();
+                let paused = here.provider.paused().map(|(until, _)| until.saturating_since(clock.now()));
+                let wait = paused.max(signal.pushback.wait()).unwrap_or_default();
+                wait > self.ladder.patience.hint && self.safety.allows(signal, false)
+            }
+            _ => self.safety.allows(signal, false) && self.affords(),
         }
     }
 
@@ -335,6 +390,7 @@ where
             let next = match me.state.as_mut().project() {
                 StateProj::Readying { service: ready, request, slot, end } => {
                     match ready.as_mut().expect("taken when it is called").poll_ready(cx) {
+                        Poll::Pending if me.walk.mode != Mode::Enforce => return Poll::Pending,
                         Poll::Pending => {
                             let end = end.get_or_insert_with(|| Box::pin(sleep_until(me.walk.end())));
                             ready!(end.as_mut().poll(cx));
@@ -349,7 +405,7 @@ where
                         Poll::Ready(Ok(())) => {
                             let rung = &me.walk.ladder.rungs[me.walk.at];
                             let request = request.take().expect("polled after completion");
-                            if rung.provider.paused_since(slot) {
+                            if me.walk.mode == Mode::Enforce && rung.provider.paused_since(slot) {
                                 *slot = None;
                                 let state = me.walk.queue(request);
                                 me.state.set(state);
@@ -360,9 +416,11 @@ where
                                 None => request,
                             };
                             me.walk.deposited = rung.sends(me.walk.task.as_ref(), &request);
-                            let slot = slot.take().expect("granted with the rung");
                             let mut service = ready.take().expect("just polled");
-                            let future = handover::offering(slot, || service.call(request));
+                            let future = match slot.take() {
+                                Some(slot) => handover::offering(slot, || service.call(request)),
+                                None => service.call(request),
+                            };
                             me.walk.ladder.keep(me.walk.at, service);
                             me.state.set(State::Calling { future });
                             continue;
@@ -378,7 +436,7 @@ where
                         Ok((rung, slot)) => {
                             let request = request.take().expect("polled after completion");
                             me.walk.waiting = wait.take();
-                            let state = me.walk.ready(rung, slot, request);
+                            let state = me.walk.ready(rung, Some(slot), request);
                             me.state.set(state);
                             continue;
                         }
@@ -399,7 +457,7 @@ where
                     return Poll::Ready(outcome);
                 }
                 Next::Call(rung, slot) => match me.walk.again() {
-                    Some(request) => me.walk.ready(rung, slot, request),
+                    Some(request) => me.walk.ready(rung, Some(slot), request),
                     None => {
                         me.state.set(State::Done);
                         return Poll::Ready(me.walk.give_up());

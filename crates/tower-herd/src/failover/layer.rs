@@ -1,5 +1,6 @@
 use super::{HashedFailover, LadderError, Rung, patience::Patience, rung::check};
 use crate::{
+    Switch,
     classify::DefaultClassify,
     retry::{Budget, CloneRequest},
 };
@@ -11,6 +12,7 @@ use tower_layer::Layer;
 pub struct HashedFailoverLayer<L, Req, R = CloneRequest, C = DefaultClassify> {
     rungs: Arc<[Rung<L, Req>]>,
     patience: Patience,
+    switch: Switch,
     resend: R,
     classify: C,
 }
@@ -23,6 +25,7 @@ impl<L, Req> HashedFailoverLayer<L, Req> {
         Ok(HashedFailoverLayer {
             rungs,
             patience: Patience::default(),
+            switch: Switch::default(),
             resend: CloneRequest,
             classify: DefaultClassify::default(),
         })
@@ -61,16 +64,42 @@ impl<L, Req, R, C> HashedFailoverLayer<L, Req, R, C> {
         self
     }
 
+    /// Whether it walks, only counts who would have left the first rung, or stands aside. See the
+    /// [module](super#switched).
+    #[must_use]
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.switch = switch.clone();
+        self
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> &Switch {
+        &self.switch
+    }
+
     /// How a request is kept for the next rung.
     #[must_use]
     pub fn resend<R2>(self, resend: R2) -> HashedFailoverLayer<L, Req, R2, C> {
-        HashedFailoverLayer { rungs: self.rungs, patience: self.patience, resend, classify: self.classify }
+        HashedFailoverLayer {
+            rungs: self.rungs,
+            patience: self.patience,
+            switch: self.switch,
+            resend,
+            classify: self.classify,
+        }
     }
 
     /// With another classifier.
     #[must_use]
     pub fn classify<D>(self, classify: D) -> HashedFailoverLayer<L, Req, R, D> {
-        HashedFailoverLayer { rungs: self.rungs, patience: self.patience, resend: self.resend, classify }
+        HashedFailoverLayer {
+            rungs: self.rungs,
+            patience: self.patience,
+            switch: self.switch,
+            resend: self.resend,
+            classify,
+        }
     }
 }
 
@@ -79,6 +108,7 @@ impl<L, Req, R: Clone, C: Clone> Clone for HashedFailoverLayer<L, Req, R, C> {
         HashedFailoverLayer {
             rungs: self.rungs.clone(),
             patience: self.patience,
+            switch: self.switch.clone(),
             resend: self.resend.clone(),
             classify: self.classify.clone(),
         }
@@ -90,6 +120,7 @@ impl<L, Req, R, C> fmt::Debug for HashedFailoverLayer<L, Req, R, C> {
         f.debug_struct("HashedFailoverLayer")
             .field("rungs", &self.rungs)
             .field("patience", &self.patience)
+            .field("switch", &self.switch)
             .finish_non_exhaustive()
     }
 }
@@ -98,6 +129,7 @@ impl<S: Clone, L: Layer<S>, Req, R: Clone, C: Clone> Layer<S> for HashedFailover
     type Service = HashedFailover<L::Service, Req, R, C>;
     fn layer(&self, inner: S) -> Self::Service {
         let rungs = self.rungs.iter().map(|rung| rung.with(rung.with.layer(inner.clone())));
-        HashedFailover::build(rungs, self.patience, self.resend.clone(), self.classify.clone())
+        let (resend, classify) = (self.resend.clone(), self.classify.clone());
+        HashedFailover::build(rungs, self.patience, self.switch.clone(), resend, classify)
     }
 }

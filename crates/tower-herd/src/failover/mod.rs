@@ -49,6 +49,15 @@
 //! ([`tower::util::BoxCloneSyncService`](https://docs.rs/tower/latest/tower/util/struct.BoxCloneSyncService.html)),
 //! which costs an allocation a call.
 //!
+//! # Switched
+//!
+//! With a [`Switch`](crate::Switch) that observes, or is off, nobody walks: each call goes to the first rung
+//! of its order, whether that has room or not, as by a client without a ladder; the rung's mapping and its
+//! layers apply. Observing, it counts (as `NoRung`) who would not have stayed there: because there was no
+//! slot, or because of what the rung replied; whether another rung would have had room is not looked at. Two
+//! things stay on in any mode, since they belong to the request: a keyed write that may have been executed
+//! is sent to no other provider, and the retry layer further out learns who replied.
+//!
 //! # Errors and cancellation
 //!
 //! [`LadderError`] where the rungs cannot make a ladder, at construction. A refusal as above; errors of the

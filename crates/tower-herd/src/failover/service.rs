@@ -1,6 +1,6 @@
 use super::{LadderError, ResponseFuture, Rung, future, patience::Patience, rung::check};
 use crate::{
-    BoxError, Classify, HasTask, Key, Task,
+    BoxError, Classify, HasTask, Key, Switch, Task,
     classify::DefaultClassify,
     provider::{Denied, Slot},
     random::mix,
@@ -29,6 +29,7 @@ pub(super) struct Ladder<S, Req> {
     // Behind a mutex that is held to take one out or to put one back, never across a call.
     pub(super) rungs: Box<[Rung<Mutex<Stock<S>>, Req>]>,
     pub(super) patience: Patience,
+    pub(super) switch: Switch,
     name: Arc<str>,
     untasked: AtomicU64,
 }
@@ -53,7 +54,14 @@ impl<S, Req> HashedFailover<S, Req> {
     pub fn new(rungs: impl IntoIterator<Item = Rung<S, Req>>) -> Result<Self, LadderError> {
         let rungs: Vec<_> = rungs.into_iter().collect();
         check(&rungs)?;
-        Ok(HashedFailover::build(rungs, Patience::default(), CloneRequest, DefaultClassify::default()))
+        let switch = Switch::default();
+        Ok(HashedFailover::build(
+            rungs,
+            Patience::default(),
+            switch,
+            CloneRequest,
+            DefaultClassify::default(),
+        ))
     }
 }
 
@@ -65,7 +73,7 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
         S: Clone,
     {
         let patience = Patience { slot: patience, ..self.ladder.patience };
-        self.with_patience(patience)
+        self.change(|ladder| ladder.patience = patience)
     }
 
     /// Up to which wait a pause is sat out instead of left for the next tier. Default 2 s.
@@ -75,15 +83,34 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
         S: Clone,
     {
         let patience = Patience { hint: patience, ..self.ladder.patience };
-        self.with_patience(patience)
+        self.change(|ladder| ladder.patience = patience)
     }
 
-    fn with_patience(self, patience: Patience) -> Self
+    /// Whether it walks, only counts who would have left the first rung, or stands aside. See the
+    /// [module](super#switched).
+    #[must_use]
+    pub fn switch(self, switch: &Switch) -> Self
     where
         S: Clone,
     {
-        let rungs = self.ladder.rungs.iter().map(|rung| rung.with(Stock::new(copy(&rung.with)))).collect();
-        HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience)), ..self }
+        self.change(|ladder| ladder.switch = switch.clone())
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> &Switch {
+        &self.ladder.switch
+    }
+
+    fn change(self, change: impl FnOnce(&mut Ladder<S, Req>)) -> Self
+    where
+        S: Clone,
+    {
+        let old = &self.ladder;
+        let rungs = old.rungs.iter().map(|rung| rung.with(Stock::new(copy(&rung.with)))).collect();
+        let mut ladder = Ladder::new(rungs, old.patience, old.switch.clone());
+        change(&mut ladder);
+        HashedFailover { ladder: Arc::new(ladder), ..self }
     }
 
     /// The retry budget of the layer above, so that it is kept by provider: a rung's first calls pay
@@ -94,12 +121,11 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
     where
         S: Clone,
     {
-        let rungs = self.ladder.rungs.iter().map(|rung| {
-            let mut copy = rung.with(Stock::new(copy(&rung.with)));
-            copy.pot = budget.open(rung.provider.name());
-            copy
-        });
-        HashedFailover { ladder: Arc::new(Ladder::new(rungs.collect(), self.ladder.patience)), ..self }
+        self.change(|ladder| {
+            for rung in &mut ladder.rungs {
+                rung.pot = budget.open(rung.provider.name());
+            }
+        })
     }
 
     /// How a request is kept for the next rung.
@@ -119,11 +145,12 @@ impl<S, Req, R, C> HashedFailover<S, Req, R, C> {
     pub(super) fn build(
         rungs: impl IntoIterator<Item = Rung<S, Req>>,
         patience: Patience,
+        switch: Switch,
         resend: R,
         classify: C,
     ) -> Self {
         let rungs = rungs.into_iter().map(|rung| rung.map_with(Stock::new)).collect();
-        HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience)), resend, classify }
+        HashedFailover { ladder: Arc::new(Ladder::new(rungs, patience, switch)), resend, classify }
     }
 }
 
@@ -132,8 +159,8 @@ fn copy<S: Clone>(stock: &Mutex<Stock<S>>) -> S {
 }
 
 impl<S, Req> Ladder<S, Req> {
-    fn new(rungs: Box<[Rung<Mutex<Stock<S>>, Req>]>, patience: Patience) -> Self {
-        Ladder { rungs, patience, name: "ladder".into(), untasked: AtomicU64::new(0) }
+    fn new(rungs: Box<[Rung<Mutex<Stock<S>>, Req>]>, patience: Patience, switch: Switch) -> Self {
+        Ladder { rungs, patience, switch, name: "ladder".into(), untasked: AtomicU64::new(0) }
     }
 
     pub(super) fn name(&self) -> &Arc<str> {
@@ -247,6 +274,7 @@ impl<S, Req, R, C> fmt::Debug for HashedFailover<S, Req, R, C> {
         f.debug_struct("HashedFailover")
             .field("rungs", &self.ladder.rungs)
             .field("patience", &self.ladder.patience)
+            .field("switch", &self.ladder.switch)
             .finish_non_exhaustive()
     }
 }
@@ -269,6 +297,7 @@ where
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        future::walk(&self.ladder, request, self.resend.clone(), self.classify.clone())
+        let mode = self.ladder.switch.mode();
+        future::walk(&self.ladder, request, self.resend.clone(), self.classify.clone(), mode)
     }
 }

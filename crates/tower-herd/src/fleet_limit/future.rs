@@ -27,7 +27,7 @@ pin_project! {
         // Of the call, if nobody below does it. Before the slot: what the call taught is known when its
         // place becomes free.
         sensing: Option<Sensing>,
-        // Of the call, from when it is sent.
+        // Of the call, from when it is sent; none if it has none.
         place: Option<Place>,
         hold: H,
         classify: C,
@@ -43,23 +43,42 @@ pin_project! {
     }
 }
 
-/// Calls `inner`: a slot was free. The sensing is ours if nobody below does it.
+/// Calls `inner`: a slot was free, or who finds none passes all the same. The sensing is ours if nobody below
+/// does it.
 // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
 #[inline]
 pub(super) fn call<S: Service<Req>, Req, H, C>(
     inner: &mut S,
     request: Req,
-    slot: Slot,
+    slot: Option<Slot>,
     provider: &Provider,
     hold: H,
     classify: C,
 ) -> ResponseFuture<S, Req, H, C> {
-    let _admitting = handover::Admitting::new(provider.core(), slot.admitted());
+    let admitted = slot.as_ref().and_then(Slot::admitted);
+    let _admitting = handover::Admitting::new(provider.core(), admitted);
     handover::unwatched();
     ResponseFuture {
         state: State::Calling { future: inner.call(request) },
         sensing: provider.begin_unwatched(),
-        place: Some(slot.sent()),
+        place: slot.map(Slot::sent),
+        hold,
+        classify,
+    }
+}
+
+/// Calls `inner` as if this layer were not there.
+#[inline]
+pub(super) fn pass<S: Service<Req>, Req, H, C>(
+    inner: &mut S,
+    request: Req,
+    hold: H,
+    classify: C,
+) -> ResponseFuture<S, Req, H, C> {
+    ResponseFuture {
+        state: State::Calling { future: inner.call(request) },
+        sensing: None,
+        place: None,
         hold,
         classify,
     }
@@ -171,7 +190,7 @@ where
             signal.kind
         }
     };
-    let place = place.take().expect("polled after completion");
+    let Some(place) = place.take() else { return hold.hold(reply, HeldSlot(None)) };
     if kind.is_success() {
         return hold.hold(reply, HeldSlot(Some(Held(place))));
     }
@@ -189,14 +208,14 @@ pub(crate) fn failed<Res, C: Classify<Res>>(
     place: &mut Option<Place>,
     classify: &C,
 ) -> BoxError {
-    let place = place.take().expect("polled after completion");
+    let place = place.take();
     if let Some(mut sensing) = sensing.take() {
         sensing.outcome(&classify.classify(Err(&*error as &(dyn Error + 'static))));
     }
     // A timeout may leave the call running there; other errors end it.
     if crate::classify::is_timeout(&*error) {
         drop(place);
-    } else {
+    } else if let Some(place) = place {
         place.end();
     }
     error

@@ -1,5 +1,5 @@
 use super::{FleetLimit, UntilBodyEnd, UntilReply};
-use crate::{Provider, classify::DefaultClassify};
+use crate::{Provider, Switch, classify::DefaultClassify};
 use std::time::Duration;
 use tower_layer::Layer;
 
@@ -8,6 +8,7 @@ use tower_layer::Layer;
 pub struct FleetLimitLayer<H = UntilBodyEnd, C = DefaultClassify> {
     provider: Provider,
     patience: Option<Duration>,
+    switch: Switch,
     hold: H,
     classify: C,
 }
@@ -25,7 +26,8 @@ impl<C> FleetLimitLayer<UntilBodyEnd, C> {
     /// With a classifier of your own.
     #[must_use]
     pub fn with(provider: &Provider, classify: C) -> Self {
-        FleetLimitLayer { provider: provider.clone(), patience: None, hold: UntilBodyEnd, classify }
+        let switch = Switch::default();
+        FleetLimitLayer { provider: provider.clone(), patience: None, switch, hold: UntilBodyEnd, classify }
     }
 }
 
@@ -38,12 +40,26 @@ impl<H, C> FleetLimitLayer<H, C> {
         self
     }
 
+    /// Whether it waits and refuses, only counts, or stands aside. See [`switch`](crate::switch).
+    #[must_use]
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.switch = switch.clone();
+        self
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> &Switch {
+        &self.switch
+    }
+
     /// A slot is held until the reply is there, and no longer.
     #[must_use]
     pub fn until_reply(self) -> FleetLimitLayer<UntilReply, C> {
         FleetLimitLayer {
             provider: self.provider,
             patience: self.patience,
+            switch: self.switch,
             hold: UntilReply,
             classify: self.classify,
         }
@@ -52,7 +68,13 @@ impl<H, C> FleetLimitLayer<H, C> {
     /// With another classifier.
     #[must_use]
     pub fn classify<D>(self, classify: D) -> FleetLimitLayer<H, D> {
-        FleetLimitLayer { provider: self.provider, patience: self.patience, hold: self.hold, classify }
+        FleetLimitLayer {
+            provider: self.provider,
+            patience: self.patience,
+            switch: self.switch,
+            hold: self.hold,
+            classify,
+        }
     }
 }
 
@@ -63,6 +85,7 @@ impl<S, H: Clone, C: Clone> Layer<S> for FleetLimitLayer<H, C> {
             inner,
             provider: self.provider.clone(),
             patience: self.patience,
+            switch: self.switch.clone(),
             hold: self.hold.clone(),
             classify: self.classify.clone(),
         }

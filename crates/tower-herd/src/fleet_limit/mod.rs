@@ -62,6 +62,13 @@
 //! # let _ = service;
 //! ```
 //!
+//! # Switched
+//!
+//! With a [`Switch`](crate::Switch) that observes, nobody waits: a call that finds no slot is counted, as
+//! `NoSlot` or (in a pause) as `Paused`, and passes without one. So [`Provider::in_flight`] never shows more
+//! than was admitted, and those who wait at the same provider by another layer that enforces are not passed
+//! by in their queue. Turned off, no call takes a slot. What the sensor below learns goes on in both.
+//!
 //! # Errors
 //!
 //! [`Refusal`](crate::Refusal) of kind `NoSlot`, with the queue's estimate as `retry_at`, or `Paused`

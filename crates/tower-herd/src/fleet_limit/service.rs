@@ -1,5 +1,5 @@
 use super::{Hold, ResponseFuture, future};
-use crate::{BoxError, Classify, HasTask, Provider, provider::handover};
+use crate::{BoxError, Classify, HasTask, Mode, Provider, Switch, provider::handover};
 use std::{
     fmt,
     task::{Context, Poll},
@@ -13,6 +13,7 @@ pub struct FleetLimit<S, H, C> {
     pub(super) inner: S,
     pub(super) provider: Provider,
     pub(super) patience: Option<Duration>,
+    pub(super) switch: Switch,
     pub(super) hold: H,
     pub(super) classify: C,
 }
@@ -23,6 +24,7 @@ impl<S: fmt::Debug, H, C> fmt::Debug for FleetLimit<S, H, C> {
             .field("inner", &self.inner)
             .field("provider", &self.provider)
             .field("patience", &self.patience)
+            .field("switch", &self.switch)
             .finish_non_exhaustive()
     }
 }
@@ -47,13 +49,21 @@ where
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
         let provider = &self.provider;
+        let mode = self.switch.mode();
+        if mode == Mode::Off {
+            return future::pass(&mut self.inner, request, self.hold.clone(), self.classify.clone());
+        }
         let slot = match handover::take(provider.core()) {
             Some(slot) => Ok(slot),
             None => provider.try_slot(),
         };
         let (hold, classify) = (self.hold.clone(), self.classify.clone());
         match slot {
-            Ok(slot) => future::call(&mut self.inner, request, slot, provider, hold, classify),
+            Ok(slot) => future::call(&mut self.inner, request, Some(slot), provider, hold, classify),
+            Err(denied) if mode == Mode::Observe => {
+                provider.would_refuse(&self.switch, denied.kind());
+                future::call(&mut self.inner, request, None, provider, hold, classify)
+            }
             Err(denied) => {
                 // The ready instance stays here; who waits readies a clone after its wait.
                 future::waiting(denied, &self.inner, request, provider, self.patience, hold, classify)

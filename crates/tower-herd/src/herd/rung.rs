@@ -120,7 +120,7 @@ where
             },
             _ => return self.slow(request),
         };
-        let deadline = Deadline::new(layers.terms.headers, request.task().and_then(Task::deadline_at));
+        let deadline = Deadline::new(layers.terms.headers, request.task().and_then(Task::deadline_at), None);
         ResponseFuture {
             state: State::Direct {
                 call: ReplyFuture::new(self.inner.call(request), deadline),
@@ -228,7 +228,7 @@ where
         classify: &C,
         terms: &Terms,
     ) -> Self {
-        let outcome = outcome.map(|reply| reply.map(|body| TimedBody::new(body, terms.idle)));
+        let outcome = outcome.map(|reply| reply.map(|body| TimedBody::new(body, Some(terms.idle), None)));
         let (report, place) = wire.into_parts();
         let future = Sensed::resume(ready(outcome), Some(report), classify.clone(), terms.options);
         ResponseFuture {

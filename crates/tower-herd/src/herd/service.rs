@@ -6,7 +6,7 @@ use super::{
     wire::OnWire,
 };
 use crate::{
-    BoxError, Classify, HasTask, Resend, Task,
+    BoxError, Classify, HasTask, Mode, Resend, Task,
     attempt_timeout::{AttemptTimeout, Phase},
     retry::{self, JitteredRetry, Shared},
     task::far,
@@ -69,7 +69,11 @@ where
     fn call(&mut self, mut request: Req) -> Self::Future {
         let (guarded, shared) = self.retry.parts();
         let provider = &guarded.layers.provider;
-        if shared.listens() || !guarded.layers.are_clear() || !provider.try_bare_slot() {
+        if shared.listens()
+            || shared.mode() != Mode::Enforce
+            || !guarded.layers.are_clear()
+            || !provider.try_bare_slot()
+        {
             return ResponseFuture { state: State::Layers { future: Box::pin(self.retry.call(request)) } };
         }
         let deposited = shared.deposit(&request);

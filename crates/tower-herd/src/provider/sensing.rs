@@ -65,6 +65,12 @@ impl Provider {
         Some(sensing)
     }
 
+    /// A call starts of which nothing is to be learned: not by a gate in its sensor's place either.
+    #[cold]
+    pub(crate) fn unlearned(&self) {
+        handover::mark_sensed(&self.core);
+    }
+
     /// A call starts whose task ends at `deadline`, if that is known.
     #[inline]
     pub(crate) fn begin(&self, deadline: Option<Instant>) -> Sensing {

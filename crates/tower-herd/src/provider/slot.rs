@@ -3,7 +3,7 @@ use super::{
     control::Admitted,
     pause::{Pause, PauseReason},
 };
-use crate::{Time, gate::Blocked};
+use crate::{RefusalKind, Time, gate::Blocked};
 use std::sync::Arc;
 
 /// Leave for one call: a place under the ceiling, and what it was admitted as. Given back when dropped.
@@ -126,6 +126,16 @@ pub(crate) enum Denied {
     Paused(Time, PauseReason),
     /// All slots are taken, or others wait, or the next may go only later.
     NoSlot,
+}
+
+impl Denied {
+    /// As what a layer would refuse it.
+    pub(crate) fn kind(self) -> RefusalKind {
+        match self {
+            Denied::Paused(..) => RefusalKind::Paused,
+            Denied::NoSlot => RefusalKind::NoSlot,
+        }
+    }
 }
 
 impl Provider {

@@ -1,6 +1,6 @@
 use super::{Core, PauseReason, Provider, Slot, scope::Rest};
 use crate::{
-    Criticality, HasTask, Refusal, RefusalKind, Task, Time,
+    Criticality, HasTask, Refusal, RefusalKind, Switch, Task, Time,
     gate::{Claimed, Class, Entry, Waiter},
     observe::Event,
     task::DEFAULT_DEADLINE,
@@ -190,6 +190,17 @@ impl Provider {
             PauseReason::Operator => "an operator paused it",
         };
         self.refuse(RefusalKind::Paused, why, Some(until))
+    }
+
+    /// A layer that only observes would have refused this call, or held it back.
+    #[cold]
+    pub(crate) fn would_refuse(&self, switch: &Switch, kind: RefusalKind) {
+        switch.count();
+        self.observe(|| Event::WouldRefuse {
+            provider: self.name(),
+            scope: self.scope_name().map(|name| &**name),
+            kind,
+        });
     }
 
     /// A refusal about this provider, told to the observer.

@@ -18,6 +18,7 @@ use std::{
     pin::Pin,
     sync::{Arc, PoisonError},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
@@ -37,6 +38,8 @@ pin_project! {
         deposited: bool,
         // Noted when the first attempt is first pending: a call that is ready at once reads no clock.
         deadline: Option<Instant>,
+        // What would be sent again is counted, and returned.
+        observes: bool,
         slow: Option<Box<Slow<S, S::Response>>>,
     }
 }
@@ -45,6 +48,8 @@ pin_project! {
     #[project = StateProj]
     enum State<F> {
         Calling { #[pin] future: F },
+        // Nothing is sent again, whatever comes of it.
+        Passing { #[pin] future: F },
         Sleeping,
         Readying,
     }
@@ -89,6 +94,7 @@ where
         mut request: Req,
         shared: Arc<Shared<S, C, R>>,
         deposited: bool,
+        observes: bool,
     ) -> Self {
         ResponseFuture {
             deposited,
@@ -96,6 +102,7 @@ where
             state: State::Calling { future: service.call(request) },
             shared,
             deadline: None,
+            observes,
             slow: None,
         }
     }
@@ -109,7 +116,30 @@ where
         deadline: Option<Instant>,
         deposited: bool,
     ) -> Self {
-        ResponseFuture { state: State::Calling { future }, kept, shared, deadline, slow: None, deposited }
+        ResponseFuture {
+            state: State::Calling { future },
+            kept,
+            shared,
+            deadline,
+            slow: None,
+            deposited,
+            observes: false,
+        }
+    }
+
+    /// Calls `service` as if this layer were not there.
+    #[inline]
+    pub(super) fn pass(service: &mut S, request: Req, shared: Arc<Shared<S, C, R>>) -> Self {
+        let state = State::Passing { future: service.call(request) };
+        ResponseFuture {
+            kept: None,
+            state,
+            shared,
+            deadline: None,
+            deposited: false,
+            observes: false,
+            slow: None,
+        }
     }
 }
 
@@ -150,11 +180,16 @@ where
                     let outcome = outcome.map_err(Into::into);
                     let kept = me.kept.as_ref();
                     let again = kept.is_some_and(|kept| me.shared.resend.resendable(kept));
+                    if *me.observes {
+                        observe(me.shared, kept, *me.deadline, again, &outcome);
+                        return Poll::Ready(outcome);
+                    }
                     let noted = (&mut *me.deposited, &mut *me.deadline);
                     if let Some(last) = settle(me.shared, kept, noted, me.slow, again, outcome) {
                         return Poll::Ready(last);
                     }
                 }
+                StateProj::Passing { future } => return future.poll(cx).map_err(Into::into),
                 StateProj::Sleeping => {
                     let slow = me.slow.as_mut().expect("polled after completion");
                     ready!(slow.sleep.as_mut().poll(cx));
@@ -281,15 +316,8 @@ where
     };
     let task = kept.and_then(HasTask::task);
     let bed = core.bed();
-    let standing = Standing {
-        safety: kept.map_or(Safety::Once, HasTask::safety),
-        kept: again,
-        spent: task.map_or(0, crate::Task::spent),
-        allowance: task.map_or(u32::MAX, crate::Task::allowance_total),
-        redelivered: task.map_or(0, crate::Task::redelivered),
-        left: deadline.saturating_duration_since(now),
-        room: bed.is_some(),
-    };
+    let left = deadline.saturating_duration_since(now);
+    let standing = standing(kept, again, left, bed.is_some());
     if core.listens && takes_token(&core.config, &reply, standing.safety) {
         core.part(provider.as_deref()).failed();
     }
@@ -357,6 +385,53 @@ where
 fn note_given_up(task: Option<&crate::Task>) {
     if let Some(task) = task {
         task.give_up();
+    }
+}
+
+/// What a request stands at after an attempt.
+fn standing<K: HasTask>(kept: Option<&K>, again: bool, left: Duration, room: bool) -> Standing {
+    let task = kept.and_then(HasTask::task);
+    Standing {
+        safety: kept.map_or(Safety::Once, HasTask::safety),
+        kept: again,
+        spent: task.map_or(0, crate::Task::spent),
+        allowance: task.map_or(u32::MAX, crate::Task::allowance_total),
+        redelivered: task.map_or(0, crate::Task::redelivered),
+        left,
+        room,
+    }
+}
+
+/// Counts an outcome that would have been followed by another attempt. Nothing is charged: the budget is
+/// asked, and gets back what it gave.
+#[cold]
+#[inline(never)]
+fn observe<S, K, Res, C, R>(
+    shared: &Shared<S, C, R>,
+    kept: Option<&K>,
+    noted: Option<Instant>,
+    again: bool,
+    outcome: &Result<Res, BoxError>,
+) where
+    K: HasTask,
+    C: Classify<Res>,
+{
+    let core = &shared.core;
+    let now = Instant::now();
+    let reply = read(&shared.classify, outcome, now);
+    let left = noted.unwrap_or_else(|| deadline(core, kept)).saturating_duration_since(now);
+    let standing = standing(kept, again, left, core.bed().is_some());
+    let mut session = Session::default();
+    let task = kept.and_then(HasTask::task);
+    let marked = shared.classify.provider(as_dyn(outcome));
+    let provider = marked.or_else(|| task.and_then(crate::Task::last_provider));
+    let decision = session.decide(&core.config, &reply, &standing, &mut core.seeds.session(), || {
+        Withdrawal::try_new(core.part(provider.as_deref())).is_some()
+    });
+    if matches!(decision, Decision::Resend { .. }) {
+        core.switch.count();
+        let why = "the layer only observes";
+        core.observe(|| Event::GaveUp { kind: reply.signal.kind, attempts: session.calls(), why });
     }
 }
 

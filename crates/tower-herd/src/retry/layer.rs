@@ -5,7 +5,7 @@ use super::{
     service::JitteredRetry,
 };
 use crate::{
-    HasTask,
+    HasTask, Mode, Switch,
     budget::{Budget, RatioBudget},
     classify::DefaultClassify,
     observe::{Event, Observe, Trace},
@@ -40,6 +40,7 @@ pub(crate) struct Core {
     pub(super) budget_id: usize,
     /// Whether the budget wants to hear what becomes of calls.
     pub(super) listens: bool,
+    pub(super) switch: Switch,
     observer: Arc<dyn Observe>,
     sleeping: AtomicUsize,
 }
@@ -85,6 +86,7 @@ impl JitteredRetryLayer {
             budget_id: budget.id(),
             listens: budget.listens(),
             budget,
+            switch: Switch::default(),
             observer: Arc::new(Trace),
             sleeping: AtomicUsize::new(0),
         };
@@ -122,6 +124,7 @@ impl<C, R> JitteredRetryLayer<C, R> {
             budget: old.budget.clone(),
             budget_id: old.budget_id,
             listens: old.listens,
+            switch: old.switch.clone(),
             observer: old.observer.clone(),
             sleeping: AtomicUsize::new(0),
         };
@@ -210,6 +213,19 @@ impl<C, R> JitteredRetryLayer<C, R> {
         self.change(|core| core.observer = Arc::new(observer))
     }
 
+    /// Whether it sends again, only counts what it would have sent again, or stands aside. See
+    /// [`switch`](crate::switch).
+    #[must_use]
+    pub fn switch(self, switch: &Switch) -> Self {
+        self.change(|core| core.switch = switch.clone())
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> &Switch {
+        &self.core.switch
+    }
+
     /// How replies are understood.
     #[must_use]
     pub fn classify<D>(self, classify: D) -> JitteredRetryLayer<D, R> {
@@ -294,6 +310,12 @@ impl<S, C, R> Shared<S, C, R> {
             core.budget.deposit();
         }
         is_original
+    }
+
+    /// What the layer does with calls.
+    #[inline]
+    pub(crate) fn mode(&self) -> Mode {
+        self.core.switch.mode()
     }
 
     /// Whether the budget wants to hear what becomes of calls.

@@ -41,6 +41,13 @@
 //! The first attempt is not checked against the deadline: `AttemptTimeoutLayer` bounds each attempt by
 //! what is left. This layer bounds its own waits, for the timer and for readiness.
 //!
+//! # Switched
+//!
+//! With a [`Switch`](crate::Switch) that observes, what would be sent again is counted and told (as
+//! [`Event::GaveUp`](crate::observe::Event::GaveUp)), and returned as it came, unmarked; nothing is charged
+//! to the budget or the task. So it counts requests, not repetitions: of a request whose second attempt would
+//! have failed too, the third is not known. Turned off, the call passes: no copy of the request is kept.
+//!
 //! # Drops
 //!
 //! Dropping the future while it sleeps gives back what was taken from the budget and its place among

@@ -3,7 +3,7 @@ use super::{
     layer::Shared,
     resend::{CloneRequest, Resend},
 };
-use crate::{BoxError, Classify, HasTask, classify::DefaultClassify};
+use crate::{BoxError, Classify, HasTask, Mode, classify::DefaultClassify};
 use std::{
     fmt,
     sync::Arc,
@@ -65,8 +65,13 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
+        let mode = self.shared.mode();
+        if mode == Mode::Off {
+            return ResponseFuture::pass(&mut self.inner, request, self.shared.clone());
+        }
         let deposited = self.shared.deposit(&request);
         // The instance that was polled ready makes the first attempt.
-        ResponseFuture::call(&mut self.inner, request, self.shared.clone(), deposited)
+        let observes = mode == Mode::Observe;
+        ResponseFuture::call(&mut self.inner, request, self.shared.clone(), deposited, observes)
     }
 }

@@ -1,6 +1,6 @@
 use super::{RetryAfter, service::send};
 use crate::{
-    BoxError, Classify, HasTask, Provider,
+    BoxError, Classify, HasTask, Mode, Provider, RefusalKind,
     provider::{Admission, Sensing, WaitFor, Waiting, handover},
 };
 use pin_project_lite::pin_project;
@@ -50,10 +50,24 @@ pub(super) fn call<S: Service<Req>, Req, C>(
     }
 }
 
+/// Calls `inner` as if this layer were not there.
+#[inline]
+pub(super) fn pass<S: Service<Req>, Req, C>(
+    inner: &mut S,
+    request: Req,
+    classify: C,
+) -> ResponseFuture<S, Req, C> {
+    ResponseFuture { state: State::Calling { future: inner.call(request) }, sensing: None, classify }
+}
+
 /// A pause, or the end of one, stands in the way.
 #[cold]
 #[inline(never)]
-pub(super) fn stopped<S, Req, C>(service: &mut RetryAfter<S, C>, request: Req) -> ResponseFuture<S, Req, C>
+pub(super) fn stopped<S, Req, C>(
+    service: &mut RetryAfter<S, C>,
+    request: Req,
+    mode: Mode,
+) -> ResponseFuture<S, Req, C>
 where
     S: Service<Req> + Clone,
     Req: HasTask,
@@ -65,9 +79,12 @@ where
     // A slot on offer was granted under this very pause state, further out: there is nothing to wait
     // for, unless a pause began since.
     if let Some(probe) = handover::offered(provider.core()) {
-        if let Some((until, reason)) = paused.filter(|_| !probe) {
+        if let Some((until, reason)) = paused.filter(|_| !probe && mode == Mode::Enforce) {
             let error = Some(provider.paused_refusal(until, reason).into());
             return ResponseFuture { state: State::Refused { error }, sensing: None, classify };
+        }
+        if paused.is_some() && !probe {
+            provider.would_refuse(&service.switch, RefusalKind::Paused);
         }
         return call(&mut service.inner, request, provider, classify);
     }
@@ -77,6 +94,13 @@ where
     {
         let (future, sensing) = send(&mut service.inner, request, probe, provider);
         return ResponseFuture { state: State::Calling { future }, sensing, classify };
+    }
+    if mode != Mode::Enforce {
+        // Whether the ramp after a pause would have held it back only its queue could tell.
+        if paused.is_some() {
+            provider.would_refuse(&service.switch, RefusalKind::Paused);
+        }
+        return call(&mut service.inner, request, provider, classify);
     }
     let now = provider.clock().now();
     let wait = WaitFor::of(&request, service.patience, provider.core(), now);

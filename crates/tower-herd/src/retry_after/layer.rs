@@ -1,5 +1,5 @@
 use super::RetryAfter;
-use crate::{Provider, classify::DefaultClassify};
+use crate::{Provider, Switch, classify::DefaultClassify};
 use std::time::Duration;
 use tower_layer::Layer;
 
@@ -8,6 +8,7 @@ use tower_layer::Layer;
 pub struct RetryAfterLayer<C = DefaultClassify> {
     provider: Provider,
     patience: Option<Duration>,
+    switch: Switch,
     classify: C,
 }
 
@@ -23,7 +24,7 @@ impl<C> RetryAfterLayer<C> {
     /// With a classifier of your own.
     #[must_use]
     pub fn with(provider: &Provider, classify: C) -> Self {
-        RetryAfterLayer { provider: provider.clone(), patience: None, classify }
+        RetryAfterLayer { provider: provider.clone(), patience: None, switch: Switch::default(), classify }
     }
 
     /// The longest wait; a longer one is refused at once. Default: as long as the task's deadline
@@ -34,10 +35,23 @@ impl<C> RetryAfterLayer<C> {
         self
     }
 
+    /// Whether it waits and refuses, only counts, or stands aside. See [`switch`](crate::switch).
+    #[must_use]
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.switch = switch.clone();
+        self
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> &Switch {
+        &self.switch
+    }
+
     /// With another classifier.
     #[must_use]
     pub fn classify<D>(self, classify: D) -> RetryAfterLayer<D> {
-        RetryAfterLayer { provider: self.provider, patience: self.patience, classify }
+        RetryAfterLayer { provider: self.provider, patience: self.patience, switch: self.switch, classify }
     }
 }
 
@@ -48,6 +62,7 @@ impl<S, C: Clone> Layer<S> for RetryAfterLayer<C> {
             inner,
             provider: self.provider.clone(),
             patience: self.patience,
+            switch: self.switch.clone(),
             classify: self.classify.clone(),
         }
     }

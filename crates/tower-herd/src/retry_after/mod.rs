@@ -35,6 +35,12 @@
 //! Waiters leave in the order of the provider's queue, spread over max(1 s, hint / 2) as far as the
 //! ceiling allows; who comes while they leave joins the queue.
 //!
+//! # Switched
+//!
+//! With a [`Switch`](crate::Switch) that observes, a call that comes during a pause is counted (as `Paused`)
+//! and passes; who comes in the ramp after it just passes. Turned off, it lets all pass and senses none. A
+//! [`FleetLimitLayer`](crate::FleetLimitLayer) below that still enforces keeps obeying the pause.
+//!
 //! # Errors and cancellation
 //!
 //! A wait beyond the patience or the task's deadline is answered at once with a refusal of kind

@@ -1,6 +1,6 @@
 use super::{ResponseFuture, future};
 use crate::{
-    BoxError, Classify, HasTask, Provider,
+    BoxError, Classify, HasTask, Mode, Provider, Switch,
     provider::{Sensing, Slot, handover},
 };
 use std::{
@@ -16,6 +16,7 @@ pub struct RetryAfter<S, C> {
     pub(super) inner: S,
     pub(super) provider: Provider,
     pub(super) patience: Option<Duration>,
+    pub(super) switch: Switch,
     pub(super) classify: C,
 }
 
@@ -25,6 +26,7 @@ impl<S: fmt::Debug, C> fmt::Debug for RetryAfter<S, C> {
             .field("inner", &self.inner)
             .field("provider", &self.provider)
             .field("patience", &self.patience)
+            .field("switch", &self.switch)
             .finish_non_exhaustive()
     }
 }
@@ -47,10 +49,14 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
+        let mode = self.switch.mode();
+        if mode == Mode::Off {
+            return future::pass(&mut self.inner, request, self.classify.clone());
+        }
         if self.provider.is_open() {
             return future::call(&mut self.inner, request, &self.provider, self.classify.clone());
         }
-        future::stopped(self, request)
+        future::stopped(self, request, mode)
     }
 }
 

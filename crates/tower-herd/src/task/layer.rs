@@ -1,5 +1,5 @@
 use super::{Criticality, DEFAULT_ALLOWANCE, DEFAULT_DEADLINE, HasTask, Task, far, fresh_id};
-use crate::random::Seeds;
+use crate::{Mode, Switch, random::Seeds};
 use std::{
     fmt,
     sync::Arc,
@@ -36,6 +36,7 @@ use tower_service::Service;
 /// ```
 pub struct TaskLayer<D = Alike> {
     shared: Arc<Shared>,
+    switch: Switch,
     describe: D,
 }
 
@@ -81,7 +82,8 @@ impl TaskLayer {
             allowance: DEFAULT_ALLOWANCE,
             criticality: Criticality::default(),
         };
-        TaskLayer { shared: Arc::new(Shared { defaults, seeds: Seeds::from_entropy() }), describe: Alike }
+        let shared = Arc::new(Shared { defaults, seeds: Seeds::from_entropy() });
+        TaskLayer { shared, switch: Switch::default(), describe: Alike }
     }
 }
 
@@ -101,6 +103,7 @@ impl<D> TaskLayer<D> {
                 defaults,
                 seeds: Seeds::from_seed(self.shared.seeds.session().bits()),
             }),
+            switch: self.switch,
             describe: self.describe,
         }
     }
@@ -127,7 +130,7 @@ impl<D> TaskLayer<D> {
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         let shared = Shared { defaults: self.shared.defaults.clone(), seeds: Seeds::from_seed(seed) };
-        TaskLayer { shared: Arc::new(shared), describe: self.describe }
+        TaskLayer { shared: Arc::new(shared), switch: self.switch, describe: self.describe }
     }
 
     /// What each request says of its task: `describe(&request, task)` is given a task with a fresh id
@@ -135,26 +138,52 @@ impl<D> TaskLayer<D> {
     /// or criticality changed.
     #[must_use]
     pub fn with<Req, E: Fn(&Req, Task) -> Task>(self, describe: E) -> TaskLayer<E> {
-        TaskLayer { shared: self.shared, describe }
+        TaskLayer { shared: self.shared, switch: self.switch, describe }
+    }
+
+    /// Whether it starts tasks, or stands aside ([`Mode::Off`]): the layers below then assume what they
+    /// assume without it. It holds nothing back, so [`Mode::Observe`] is the same as to enforce.
+    #[must_use]
+    pub fn switch(mut self, switch: &Switch) -> Self {
+        self.switch = switch.clone();
+        self
+    }
+
+    /// Its switch.
+    #[must_use]
+    pub fn handle(&self) -> &Switch {
+        &self.switch
     }
 }
 
 impl<D: Clone> Clone for TaskLayer<D> {
     fn clone(&self) -> Self {
-        TaskLayer { shared: self.shared.clone(), describe: self.describe.clone() }
+        TaskLayer {
+            shared: self.shared.clone(),
+            switch: self.switch.clone(),
+            describe: self.describe.clone(),
+        }
     }
 }
 
 impl<D> fmt::Debug for TaskLayer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TaskLayer").field("defaults", &self.shared.defaults).finish_non_exhaustive()
+        f.debug_struct("TaskLayer")
+            .field("defaults", &self.shared.defaults)
+            .field("switch", &self.switch)
+            .finish_non_exhaustive()
     }
 }
 
 impl<S, D: Clone> Layer<S> for TaskLayer<D> {
     type Service = StartTask<S, D>;
     fn layer(&self, inner: S) -> Self::Service {
-        StartTask { inner, shared: self.shared.clone(), describe: self.describe.clone() }
+        StartTask {
+            inner,
+            shared: self.shared.clone(),
+            switch: self.switch.clone(),
+            describe: self.describe.clone(),
+        }
     }
 }
 
@@ -163,6 +192,7 @@ impl<S, D: Clone> Layer<S> for TaskLayer<D> {
 pub struct StartTask<S, D = Alike> {
     inner: S,
     shared: Arc<Shared>,
+    switch: Switch,
     describe: D,
 }
 
@@ -187,7 +217,7 @@ where
     }
 
     fn call(&mut self, mut request: Req) -> S::Future {
-        if request.task().is_none() {
+        if request.task().is_none() && self.switch.mode() != Mode::Off {
             let defaults = &self.shared.defaults;
             let task = Task::new(fresh_id(&self.shared.seeds).get())
                 .deadline(far(defaults.deadline))
