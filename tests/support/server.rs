@@ -109,7 +109,14 @@ impl Server {
     pub async fn start(
         answers: impl Fn(usize, &http::request::Parts) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::on(tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap(), answers)
+    }
+
+    /// On a listener that is there already.
+    pub fn on(
+        listener: tokio::net::TcpListener,
+        answers: impl Fn(usize, &http::request::Parts) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let counts = Arc::new(Counts::default());
         let (shared, answers): (_, Arc<Function>) = (counts.clone(), Arc::new(answers));
