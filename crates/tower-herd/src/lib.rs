@@ -149,6 +149,10 @@ pub mod signal;
 pub mod spend;
 pub mod switch;
 pub mod task;
+#[cfg(feature = "fleet-limit")]
+pub mod token_limit;
+#[cfg(any(feature = "fleet-limit", feature = "spend"))]
+pub mod usage;
 
 #[cfg(feature = "http")]
 pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
@@ -176,8 +180,12 @@ pub use retry::{Replay, replay};
 pub use retry_after::RetryAfterLayer;
 pub use safety::Safety;
 pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};
+#[cfg(feature = "spend")]
+pub use spend::SpendLayer;
 pub use switch::{Mode, Switch};
 pub use task::{Criticality, HasTask, Key, Task, TaskLayer};
+#[cfg(feature = "fleet-limit")]
+pub use token_limit::TokenLimitLayer;
 
 /// The error of every layer that classifies or refuses.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

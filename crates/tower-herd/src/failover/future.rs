@@ -417,10 +417,10 @@ where
                             };
                             me.walk.deposited = rung.sends(me.walk.task.as_ref(), &request);
                             let mut service = ready.take().expect("just polled");
-                            let future = match slot.take() {
+                            let future = handover::impatient(|| match slot.take() {
                                 Some(slot) => handover::offering(slot, || service.call(request)),
                                 None => service.call(request),
-                            };
+                            });
                             me.walk.ladder.keep(me.walk.at, service);
                             me.state.set(State::Calling { future });
                             continue;

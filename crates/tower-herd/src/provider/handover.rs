@@ -26,10 +26,14 @@ thread_local! {
     /// Who admitted the call that is being made; 0: the fast path, which has nothing to tell.
     static ADMITTED_BY: Cell<usize> = const { Cell::new(0) };
     static ADMITTED: Cell<Option<Admitted>> = const { Cell::new(None) };
+    /// At whose gate the call waits that is being made, or polled; 0: at none, it was sent.
+    static QUEUED: Cell<usize> = const { Cell::new(0) };
+    /// The call that is being made comes from a ladder, which has other rungs: no gate below makes it wait.
+    static IMPATIENT: Cell<bool> = const { Cell::new(false) };
 }
 
 #[inline]
-pub(super) fn address(core: &Arc<Core>) -> usize {
+pub(crate) fn address(core: &Arc<Core>) -> usize {
     Arc::as_ptr(core).addr()
 }
 
@@ -79,6 +83,44 @@ pub(crate) fn offered(core: &Arc<Core>) -> Option<bool> {
 #[inline]
 pub(crate) fn mark_sensed(core: &Arc<Core>) {
     SENSED.set(address(core));
+}
+
+/// Says that the call waits at a gate of this provider, and was not sent.
+#[inline]
+pub(crate) fn mark_queued(provider: usize) {
+    QUEUED.set(provider);
+}
+
+/// Says that the call is being sent; also to be called before a call is made, whoever wants to know.
+#[inline]
+pub(crate) fn mark_sent() {
+    QUEUED.set(0);
+}
+
+/// After a call was made, or polled while it waited: whether it still waits. Where that cannot be seen, since
+/// a foreign layer defers the call, it counts as sent.
+#[inline]
+pub(crate) fn is_queued(provider: usize) -> bool {
+    QUEUED.get() == provider
+}
+
+/// Runs `call`, which a ladder makes: it is refused by who would have it wait.
+#[inline]
+pub(crate) fn impatient<R>(call: impl FnOnce() -> R) -> R {
+    struct Reset(bool);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            IMPATIENT.set(self.0);
+        }
+    }
+    let _reset = Reset(IMPATIENT.replace(true));
+    call()
+}
+
+/// Whether the call that is being made comes from a ladder.
+#[inline]
+pub(crate) fn is_impatient() -> bool {
+    IMPATIENT.get()
 }
 
 // What follows comes in two steps around the inner `call`, and not as a function that runs it: a closure

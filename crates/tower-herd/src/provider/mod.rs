@@ -48,6 +48,7 @@ mod scope;
 mod sensing;
 mod settings;
 mod slot;
+mod tokens;
 mod wait;
 mod waiting;
 mod watch;
@@ -59,6 +60,7 @@ pub use settings::{ProviderSettings, SettingsError};
 pub(crate) use scope::Rest;
 pub(crate) use sensing::Sensing;
 pub(crate) use slot::{Denied, Place, Slot};
+pub(crate) use tokens::{Booked, TokenWait, Unbooked};
 pub(crate) use wait::{Admission, WaitFor};
 pub(crate) use waiting::Waiting;
 #[cfg(feature = "budget")]
@@ -99,6 +101,7 @@ pub(crate) struct Core {
     fleet: Arc<fleet::Shared>,
     settings: Mutex<Option<ProviderSettings>>,
     gate: Gate<Control>,
+    tokens: tokens::Tokens,
     /// The pause of the whole provider.
     root: Scope,
     scopes: Mutex<Scopes>,
@@ -162,6 +165,7 @@ impl Core {
             fleet,
             interest: AtomicU32::new(control.interest()),
             gate: Gate::new(control, queue),
+            tokens: tokens::Tokens::new(&known),
             settings: Mutex::new(settings),
             root: Scope::default(),
             scopes: Mutex::default(),
@@ -208,6 +212,7 @@ impl Core {
     fn adopt(&self, settings: &ProviderSettings) -> control::Settings {
         self.aborts.store(settings.aborts, Ordering::Relaxed);
         self.gate.configure(settings.queue, settings.batch_age);
+        self.tokens.configure(settings);
         control::Settings::from(settings)
     }
 

@@ -76,6 +76,7 @@ impl Provider {
     pub(crate) fn begin(&self, deadline: Option<Instant>) -> Sensing {
         let core = &self.core;
         handover::mark_sensed(core);
+        handover::mark_sent();
         let nth = core.gate.count();
         let measured = nth < MEASURE_ALL || nth & core.sampling.load(Ordering::Relaxed) == 0;
         let at = if measured { core.clock().now() } else { Time::ZERO };

@@ -19,6 +19,11 @@ pub struct ProviderSettings {
     pub start: u32,
     /// Requests a minute. None (the default): no limit but what the replies' headers tell.
     pub requests_per_minute: Option<u32>,
+    /// Tokens a minute, for [`TokenLimitLayer`](crate::token_limit). None (the default): no limit.
+    pub tokens_per_minute: Option<u32>,
+    /// The most tokens at once. None (the default): those of a minute, since that is what providers fill
+    /// their buckets with (Anthropic, OpenAI), and any less would refuse long prompts that they take.
+    pub token_burst: Option<u32>,
     /// The most waiters in the queue; further ones are refused. Default 10 000.
     pub queue: usize,
     /// After this long a batch waiter takes turns with the interactive ones. Default 5 s.
@@ -36,6 +41,8 @@ impl Default for ProviderSettings {
             floor: 1,
             start: 10,
             requests_per_minute: None,
+            tokens_per_minute: None,
+            token_burst: None,
             queue: 10_000,
             batch_age: Duration::from_secs(5),
             aborts: false,
@@ -71,6 +78,18 @@ impl ProviderSettings {
     #[must_use]
     pub fn requests_per_minute(mut self, requests: u32) -> Self {
         self.requests_per_minute = Some(requests);
+        self
+    }
+    /// Tokens a minute.
+    #[must_use]
+    pub fn tokens_per_minute(mut self, tokens: u32) -> Self {
+        self.tokens_per_minute = Some(tokens);
+        self
+    }
+    /// The most tokens at once.
+    #[must_use]
+    pub fn token_burst(mut self, tokens: u32) -> Self {
+        self.token_burst = Some(tokens);
         self
     }
     /// The most waiters in the queue.
@@ -112,6 +131,15 @@ impl ProviderSettings {
         }
         if self.requests_per_minute == Some(0) {
             return wrong("requests_per_minute", "must be at least 1; to call nobody, pause the provider");
+        }
+        if self.tokens_per_minute == Some(0) {
+            return wrong("tokens_per_minute", "must be at least 1; to call nobody, pause the provider");
+        }
+        if self.token_burst == Some(0) {
+            return wrong("token_burst", "must be at least 1, or no call would ever fit");
+        }
+        if self.token_burst.is_some() && self.tokens_per_minute.is_none() {
+            return wrong("token_burst", "says nothing without tokens_per_minute");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-use super::{Admission, Provider, Slot};
+use super::{Admission, Provider, Slot, handover};
 use crate::BoxError;
 use std::task::{Context, Poll, ready};
 use tower_service::Service;
@@ -16,6 +16,7 @@ pub(crate) struct Waiting<S, Req> {
 impl<S: Clone, Req> Waiting<S, Req> {
     /// Boxed: only who waits pays for it, and the future of everybody else stays small.
     pub(crate) fn new(provider: &Provider, admission: Admission, service: &S, request: Req) -> Box<Self> {
+        handover::mark_queued(handover::address(provider.core()));
         Box::new(Waiting {
             provider: provider.clone(),
             service: service.clone(),

@@ -28,6 +28,8 @@ mod layer;
 
 pub use layer::{Alike, Describe, StartTask, TaskLayer};
 
+#[cfg(feature = "spend")]
+use crate::spend::{Allowance, Amount};
 use crate::{Safety, random::mix};
 #[cfg(feature = "budget")]
 use std::sync::atomic::AtomicU64;
@@ -137,6 +139,22 @@ struct Inner {
     shed: [AtomicU64; SHEDS],
     /// Where its last call that was no success went.
     last: Mutex<Last>,
+    #[cfg(feature = "spend")]
+    spend: Spend,
+}
+
+/// What it may spend. One that was made of another task spends what that one has: money does not start
+/// afresh.
+#[cfg(feature = "spend")]
+#[derive(Default)]
+struct Spend {
+    /// That of the task that it is a child of.
+    parent: Option<Allowance>,
+    own: Option<Allowance>,
+    /// The task that its line began with; none: itself. The shares are that one's.
+    first: Option<Task>,
+    /// Its share at each layer that has a limit for it, by the number of the layer.
+    shares: Mutex<Vec<(u64, Allowance)>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -167,7 +185,74 @@ impl Task {
             #[cfg(feature = "budget")]
             shed: Default::default(),
             last: Mutex::default(),
+            #[cfg(feature = "spend")]
+            spend: Spend::default(),
         }))
+    }
+
+    /// A task that this one starts: of the same caller, with the same deadline and criticality. It has an
+    /// attempt allowance of its own, and draws on this one's spend allowance, so that many children spend
+    /// no more than their parent may.
+    #[must_use]
+    pub fn child(&self, id: impl Into<Key>) -> Self {
+        Task::new(id).change(|task| {
+            task.caller = self.0.caller;
+            task.deadline = self.0.deadline;
+            task.criticality = self.0.criticality;
+            #[cfg(feature = "spend")]
+            {
+                let own = &self.0.spend.own;
+                task.spend = Spend { parent: own.clone(), own: own.clone(), ..self.heir() };
+            }
+        })
+    }
+
+    /// What it may spend, over all its calls, retries, failovers and children: see
+    /// [`SpendLayer`](crate::spend). A child spends its parent's, and no more than this of it.
+    #[cfg(feature = "spend")]
+    #[must_use]
+    pub fn spend(self, limit: Amount) -> Self {
+        self.change(|task| {
+            task.spend.own = Some(match &task.spend.parent {
+                Some(parent) => parent.child(limit),
+                None => Allowance::new(limit),
+            });
+        })
+    }
+
+    /// The same, out of an allowance that it shares with others: that of a user, or of a day.
+    #[cfg(feature = "spend")]
+    #[must_use]
+    pub fn spend_from(self, allowance: &Allowance) -> Self {
+        self.change(|task| task.spend.own = Some(allowance.clone()))
+    }
+
+    /// What it may spend, if that is limited.
+    #[cfg(feature = "spend")]
+    #[must_use]
+    pub fn spend_allowance(&self) -> Option<&Allowance> {
+        self.0.spend.own.as_ref()
+    }
+
+    /// The share at the layer of this number, which is `limit`, of the task and all that come from it.
+    #[cfg(feature = "spend")]
+    pub(crate) fn spend_share(&self, layer: u64, limit: Amount) -> Allowance {
+        let first = self.0.spend.first.as_ref().unwrap_or(self);
+        let mut shares = first.0.spend.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, share)) = shares.iter().find(|(number, _)| *number == layer) {
+            return share.clone();
+        }
+        let share = Allowance::new(limit);
+        shares.push((layer, share.clone()));
+        share
+    }
+
+    /// What a task spends that was made of this one.
+    #[cfg(feature = "spend")]
+    fn heir(&self) -> Spend {
+        let Spend { parent, own, first, .. } = &self.0.spend;
+        let first = first.clone().unwrap_or_else(|| self.clone());
+        Spend { parent: parent.clone(), own: own.clone(), first: Some(first), shares: Mutex::default() }
     }
 
     /// Another id; the affinity key goes with it if it was the id.
@@ -242,6 +327,8 @@ impl Task {
                 #[cfg(feature = "budget")]
                 shed: Default::default(),
                 last: Mutex::default(),
+                #[cfg(feature = "spend")]
+                spend: self.heir(),
                 ..**old
             }));
         }
