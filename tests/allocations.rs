@@ -17,8 +17,11 @@ use std::{
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_herd::{
     AttemptTimeoutLayer, BoxError, Classify, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
-    JitteredRetryLayer, Kind, Provider, ProviderSettings, RetryAfterLayer, Signal, Task, TaskLayer,
+    JitteredRetryLayer, Kind, Provider, ProviderSettings, RetryAfterLayer, Signal, SpendLayer, Task,
+    TaskLayer, TokenLimitLayer,
     failover::Rung,
+    spend::{Allowance, Amount, Prices},
+    usage::{llm, of_reply},
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -236,6 +239,39 @@ fn each_layer_alone_with_http() {
         assert_eq!(count::<HttpRequest, _>(FleetLimitLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(ClassifyLayer::new(&provider).layer(Inner)), 0.0);
     }
+}
+
+/// Spend caps and token limits in force; the body is read for what it tells.
+#[test]
+fn what_counts_money_and_tokens() {
+    let settings = ProviderSettings::new().ceiling(64).tokens_per_minute(u32::MAX);
+    let provider = &Fleet::local().configure("counted", settings).expect("valid");
+    let month = Allowance::new(Amount::MAX);
+    let price = Amount::units(1);
+    let spend = SpendLayer::new(provider, move |_: &u64| price, of_reply(move |_: &u64| Some(price)));
+    let spend = spend.within(&month).classify(Numbers);
+    assert_eq!(count::<u64, _>(spend.layer(Inner)), 0.0);
+    let tokens = TokenLimitLayer::with(provider, |_: &u64| 7_u64, of_reply(|used: &u64| Some(*used)));
+    let tokens = tokens.classify(Numbers);
+    assert_eq!(count::<u64, _>(tokens.layer(Inner)), 0.0);
+    assert_eq!(count_cloned::<u64, _>(&spend.layer(tokens.layer(Inner))), 0.0);
+
+    let spend = SpendLayer::new(provider, move |_: &HttpRequest| price, llm(Prices::new(price, price)));
+    let tokens = TokenLimitLayer::new(provider);
+    assert_eq!(count::<HttpRequest, _>(spend.clone().within(&month).layer(Inner)), 0.0);
+    assert_eq!(count::<HttpRequest, _>(tokens.layer(Inner)), 0.0);
+    let stack = spend.within(&month).layer(tokens.layer(FleetLimitLayer::new(provider).layer(Inner)));
+    assert_eq!(count_cloned::<HttpRequest, _>(&stack), 0.0);
+    // By task: its allowance, and its share here, which is made once.
+    let one = Task::new(1).spend(Amount::MAX);
+    let make = || {
+        let mut request = HttpRequest::make();
+        request.extensions_mut().insert(one.clone());
+        request
+    };
+    let spend = SpendLayer::new(provider, move |_: &HttpRequest| price, llm(Prices::new(price, price)));
+    assert_eq!(count_of(spend.per_task(Amount::MAX).layer(Inner), make), 0.0);
+    assert!(one.spend_allowance().is_some_and(|allowance| allowance.spent() > Amount::ZERO));
 }
 
 #[test]

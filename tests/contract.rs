@@ -10,8 +10,11 @@ use tower::{
 };
 use tower_herd::{
     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
-    JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, TaskLayer, classify_fn,
+    JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, SpendLayer, TaskLayer,
+    TokenLimitLayer, classify_fn,
     failover::Rung,
+    spend::{Allowance, Amount, Prices},
+    usage::{llm, of_reply},
 };
 use tower_herd_sim::probe::{Contract, ProbeService, UnderTest};
 
@@ -127,6 +130,79 @@ async fn fleet_limit_until_the_reply() {
         UnderTest::new(layer.patience(Duration::from_millis(5))).quiescent(idle(&all))
     };
     Contract::new(make).check_plain().await.assert_kept();
+}
+
+/// A limit of so many tokens a second; each call of the probe takes one.
+fn tokens_per_second(tokens: u32) -> [Provider; 1] {
+    let settings = ProviderSettings::new().ceiling(2).tokens_per_minute(60 * tokens).token_burst(4);
+    [Fleet::local().configure("tokens", settings).unwrap()]
+}
+
+fn no_line(providers: &[Provider; 1]) -> impl Fn() -> bool + 'static {
+    let (idle, [provider]) = (idle(providers), providers.clone());
+    move || idle() && provider.waiting_for_tokens() == 0
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_limit() {
+    // Unlimited; enough for everybody; and so few that half of the calls wait.
+    let make = || UnderTest::new(TokenLimitLayer::new(&providers::<1>()[0]));
+    Contract::new(make).check_http().await.assert_kept();
+    for per_second in [2, 1_000_000] {
+        let make = || {
+            let all = tokens_per_second(per_second);
+            UnderTest::new(TokenLimitLayer::new(&all[0]).estimate(|_: &Request| 1_u64))
+                .quiescent(no_line(&all))
+        };
+        Contract::new(make).check_http().await.assert_kept();
+        let make = || {
+            let all = tokens_per_second(per_second);
+            let used = of_reply(|_: &u64| Some(1_u64));
+            let layer = TokenLimitLayer::with(&all[0], |_: &u64| 1_u64, used).classify(classify_fn(plain));
+            UnderTest::new(layer).quiescent(no_line(&all))
+        };
+        Contract::new(make).check_plain().await.assert_kept();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn spend() {
+    let prices = Prices::new(Amount::units(1), Amount::units(1));
+    let make = || {
+        let month = Allowance::new(Amount::units(1_000));
+        let cost = |_: &Request| Amount::units(1);
+        UnderTest::new(SpendLayer::new(&providers::<1>()[0], cost, llm(prices)).within(&month))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || {
+        let month = Allowance::new(Amount::units(1_000));
+        let cost = |_: &u64| Amount::units(1);
+        let layer = SpendLayer::new(&providers::<1>()[0], cost, of_reply(|_: &u64| None::<Amount>));
+        UnderTest::new(layer.within(&month).classify(classify_fn(plain)))
+    };
+    Contract::new(make).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn spend_and_tokens_in_the_stack_of_one_provider() {
+    let make = || {
+        let all = tokens_per_second(3);
+        let prices = Prices::new(Amount::units(1), Amount::units(1));
+        let month = Allowance::new(Amount::units(1_000));
+        let cost = |_: &Request| Amount::units(1);
+        let stack = ServiceBuilder::new()
+            .layer(TaskLayer::new())
+            .layer(JitteredRetryLayer::new())
+            .layer(SpendLayer::new(&all[0], cost, llm(prices)).within(&month))
+            .layer(RetryAfterLayer::new(&all[0]))
+            .layer(TokenLimitLayer::new(&all[0]).estimate(|_: &Request| 1_u64))
+            .layer(FleetLimitLayer::new(&all[0]))
+            .layer(ClassifyLayer::new(&all[0]))
+            .layer(AttemptTimeoutLayer::default())
+            .into_inner();
+        UnderTest::new(stack).quiescent(no_line(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
 }
 
 #[tokio::test(start_paused = true)]

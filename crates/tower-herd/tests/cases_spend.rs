@@ -153,9 +153,13 @@ async fn cognee_4321_our_own_no_is_final_and_no_429() {
     assert_eq!((script.calls(), start.elapsed()), (0, ms(0)), "nobody sent it again, nobody waited");
     assert_eq!(tower_herd::classify::signal_of_error(&*error).kind, Kind::Refused);
     let reply = refusal.to_response::<String>();
-    assert_eq!((reply.status().as_u16(), &reply.headers()["x-should-retry"]), (503, &"false".parse().unwrap()));
+    assert_eq!(
+        (reply.status().as_u16(), &reply.headers()["x-should-retry"]),
+        (503, &"false".parse().unwrap())
+    );
     // And the provider's own 429 costs nothing, and is retried.
-    let script = Script::new(|nth, _| if nth == 0 { answer(429).header("retry-after", 1) } else { answer(200) });
+    let script =
+        Script::new(|nth, _| if nth == 0 { answer(429).header("retry-after", 1) } else { answer(200) });
     let spend = SpendLayer::new(&dear, flat("0.50"), prices());
     let service = JitteredRetryLayer::new().budget(Unlimited).layer(spend.layer(script.clone()));
     let task = Task::new(1).spend(amount("0.50"));
@@ -164,7 +168,9 @@ async fn cognee_4321_our_own_no_is_final_and_no_429() {
 }
 
 /// What a stream sends before it breaks, or goes on.
-async fn events(pieces: Vec<Result<&'static str, std::io::Error>>) -> http::Response<impl http_body::Body<Data = Bytes, Error = std::io::Error>> {
+async fn events(
+    pieces: Vec<Result<&'static str, std::io::Error>>,
+) -> http::Response<impl http_body::Body<Data = Bytes, Error = std::io::Error>> {
     let frames = pieces.into_iter().map(|piece| piece.map(|text| http_body::Frame::data(Bytes::from(text))));
     let body = StreamBody::new(futures_util::stream::iter(frames));
     http::Response::builder().header("content-type", "text/event-stream").body(body).unwrap()
@@ -183,7 +189,8 @@ async fn litellm_33273_39462_the_tokens_of_an_aborted_stream_are_summed() {
         ("0.35", vec![Ok(START), Ok(TEXT), broken()]),
         ("0.20", vec![Ok(START), Ok(TEXT), broken()]),
     ] {
-        let first = if aborted.len() == 3 && estimate == "0.20" { amount("0.300001") } else { amount(estimate) };
+        let first =
+            if aborted.len() == 3 && estimate == "0.20" { amount("0.300001") } else { amount(estimate) };
         let attempts = Arc::new(std::sync::Mutex::new(vec![vec![Ok(START), Ok(TEXT), Ok(END)], aborted]));
         let inner = service_fn(move |_: Request| {
             let pieces = attempts.lock().unwrap().pop().unwrap();
@@ -265,7 +272,8 @@ async fn hermes_agent_91713_a_futile_loop_ends_at_the_cap_of_its_tool() {
     assert_eq!(until_refused(&broken, &Task::new(3)).await.0, 5);
     // And a cap on the tool itself, whoever calls it.
     let month = Allowance::new(Amount::units(60_000));
-    let capped = SpendLayer::new(&fleet.provider("capped"), tokens, used).within(&month).layer(script.clone());
+    let capped =
+        SpendLayer::new(&fleet.provider("capped"), tokens, used).within(&month).layer(script.clone());
     assert_eq!(until_refused(&capped, &Task::new(4)).await, (3, "what may be spent here is used up"));
     month.top_up(Amount::units(20_000));
     assert_eq!(until_refused(&capped, &Task::new(5)).await.0, 1);
@@ -300,9 +308,12 @@ async fn litellm_23775_tokens_are_taken_before_the_send() {
 #[tokio::test(start_paused = true)]
 async fn litellm_28805_29193_a_guess_above_the_bucket_is_taken_for_the_bucket() {
     let provider = limited(600);
-    let script = Script::always(answer(200).after(ms(1)).header("content-type", "application/json").body(
-        r#"{"usage":{"prompt_tokens":3,"completion_tokens":2}}"#,
-    ));
+    let script = Script::always(
+        answer(200)
+            .after(ms(1))
+            .header("content-type", "application/json")
+            .body(r#"{"usage":{"prompt_tokens":3,"completion_tokens":2}}"#),
+    );
     // Its guess is over a thousand.
     let service = TokenLimitLayer::new(&provider).layer(script.clone());
     let start = Instant::now();
@@ -390,11 +401,18 @@ async fn replies_that_are_not_http_are_counted_by_what_they_say() {
     let month = Allowance::new(Amount::units(100));
     let mut service = ServiceBuilder::new()
         .layer(
-            SpendLayer::new(&provider, |_: &u64| Amount::units(30), of_reply(|used: &u64| Some(Amount::units(*used))))
-                .within(&month)
+            SpendLayer::new(
+                &provider,
+                |_: &u64| Amount::units(30),
+                of_reply(|used: &u64| Some(Amount::units(*used))),
+            )
+            .within(&month)
+            .classify(classify),
+        )
+        .layer(
+            TokenLimitLayer::with(&provider, |_: &u64| 30_u64, of_reply(|used: &u64| Some(*used)))
                 .classify(classify),
         )
-        .layer(TokenLimitLayer::with(&provider, |_: &u64| 30_u64, of_reply(|used: &u64| Some(*used))).classify(classify))
         .service(service_fn(|used: u64| async move { Ok::<_, Infallible>(used) }));
     let start = Instant::now();
     // The third has to wait until 10 + 45 + 30 are no more than 60.

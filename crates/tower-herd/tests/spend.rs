@@ -125,7 +125,9 @@ async fn what_each_end_of_a_call_costs() {
     assert_eq!(cost_of(|| Err("whatever".into())).await, ESTIMATE);
 }
 
-fn chunks(pieces: Vec<Bytes>) -> http::Response<impl http_body::Body<Data = Bytes, Error = Infallible> + Unpin> {
+fn chunks(
+    pieces: Vec<Bytes>,
+) -> http::Response<impl http_body::Body<Data = Bytes, Error = Infallible> + Unpin> {
     let frames = pieces.into_iter().map(|piece| Ok(Frame::data(piece)));
     let body = StreamBody::new(futures_util::stream::iter(frames));
     http::Response::builder().header("content-type", "text/event-stream").body(body).unwrap()
@@ -203,7 +205,9 @@ impl Observe for Heard {
     fn observe(&self, event: &Event<'_>) {
         self.0.lock().unwrap().push(match event {
             Event::Refused { provider, scope, kind, .. } => format!("refused {provider} {scope:?} {kind:?}"),
-            Event::WouldRefuse { provider, scope, kind, .. } => format!("would {provider} {scope:?} {kind:?}"),
+            Event::WouldRefuse { provider, scope, kind, .. } => {
+                format!("would {provider} {scope:?} {kind:?}")
+            }
             other => format!("{other:?}"),
         });
     }
@@ -286,7 +290,8 @@ fn rung(
 #[tokio::test(start_paused = true)]
 async fn who_gives_up_in_a_queue_of_ours_pays_nothing() {
     for queue in ["slot", "pause", "tokens"] {
-        let settings = ProviderSettings::new().ceiling(1).tokens_per_minute(if queue == "tokens" { 10 } else { 60_000 });
+        let settings =
+            ProviderSettings::new().ceiling(1).tokens_per_minute(if queue == "tokens" { 10 } else { 60_000 });
         let provider = Fleet::local().configure("p", settings).unwrap();
         let script = Script::always(answer(200).after(secs(10)));
         let service = rung(&provider, &script);
@@ -381,8 +386,9 @@ async fn data_in_several_parts_is_read_whole() {
 #[tokio::test(start_paused = true)]
 async fn trailers_sizes_and_ends_pass() {
     use http_body::Body as _;
-    let body = http_body_util::Full::new(Bytes::from(USED))
-        .with_trailers(async { Some(Ok(http::HeaderMap::from_iter([(http::header::ETAG, "x".parse().unwrap())]))) });
+    let body = http_body_util::Full::new(Bytes::from(USED)).with_trailers(async {
+        Some(Ok(http::HeaderMap::from_iter([(http::header::ETAG, "x".parse().unwrap())])))
+    });
     let body = Mutex::new(Some(Box::pin(body)));
     let inner = service_fn(|_: Request| {
         let body = body.lock().unwrap().take().unwrap();
@@ -397,7 +403,8 @@ async fn trailers_sizes_and_ends_pass() {
     assert!(body.frame().await.unwrap().unwrap().is_trailers());
     assert!(body.frame().await.is_none());
     let script = Script::always(answer(200));
-    let reply = SpendLayer::new(&provider(), estimate, prices()).layer(script).oneshot(of(&task)).await.unwrap();
+    let reply =
+        SpendLayer::new(&provider(), estimate, prices()).layer(script).oneshot(of(&task)).await.unwrap();
     assert!(reply.body().is_end_stream());
 }
 
@@ -445,7 +452,8 @@ async fn one_reader_serves_both_layers() {
     let weighed = Arc::new(AtomicUsize::new(0));
     let settings = ProviderSettings::new().tokens_per_minute(1000);
     let provider = Fleet::local().configure("p", settings).unwrap();
-    let pieces = ["data: {\"usage\":{\"prompt_tokens\":700,", "\"completion_tokens\":100}}\n\n", "data: [DONE]\n\n"];
+    let pieces =
+        ["data: {\"usage\":{\"prompt_tokens\":700,", "\"completion_tokens\":100}}\n\n", "data: [DONE]\n\n"];
     let inner = service_fn(move |_: Request| async move {
         let pieces = pieces.map(|piece| Bytes::from_static(piece.as_bytes()));
         Ok::<_, Infallible>(chunks(pieces.to_vec()))
