@@ -39,7 +39,11 @@ macro_rules! stack {
     ($provider:expr, $channel:expr) => {
         ServiceBuilder::new()
             .layer(TaskLayer::new().deadline(Duration::from_secs(20)))
-            .layer(JitteredRetryLayer::new().base(Duration::from_millis(50)).resend(replay(1024, tonic::body::Body::new)))
+            .layer(
+                JitteredRetryLayer::new()
+                    .base(Duration::from_millis(50))
+                    .resend(replay(1024, tonic::body::Body::new)),
+            )
             .layer(RetryAfterLayer::new($provider))
             .layer(FleetLimitLayer::new($provider))
             .layer(ClassifyLayer::new($provider))
@@ -76,7 +80,9 @@ async fn main() -> Result<(), BoxError> {
         assert_eq!(server.calls().len(), wire);
         match outcome {
             Ok(reply) => println!("   A read was sent again, and heard {:?}.", reply.into_inner()),
-            Err(status) => println!("   A write was not: its caller heard {:?}, {:?}.", status.code(), status.message()),
+            Err(status) => {
+                println!("   A write was not: its caller heard {:?}, {:?}.", status.code(), status.message())
+            }
         }
     }
 
@@ -90,12 +96,16 @@ async fn main() -> Result<(), BoxError> {
     let start = Instant::now();
     client.unary(Request::new("a write".to_owned()), say(), Text).await?;
     assert!(start.elapsed() >= Duration::from_millis(600) && server.calls().len() == 2);
-    println!("   It proves that nothing was executed: even a write went out again, {:.1?} later.", start.elapsed());
+    println!(
+        "   It proves that nothing was executed: even a write went out again, {:.1?} later.",
+        start.elapsed()
+    );
 
     println!("3. A pushback of -1.");
     let server = serve(|_, _| Err(pushing_back(Status::unavailable("go away"), -1))).await?;
     let mut client = Grpc::new(stack!(&fleet.provider("never"), server.channel()?));
-    let status = client.unary(safe("herd".to_owned()), say(), Text).await.expect_err("the server's own status");
+    let status =
+        client.unary(safe("herd".to_owned()), say(), Text).await.expect_err("the server's own status");
     assert_eq!((status.code(), server.calls().len()), (Code::Unavailable, 1));
     println!("   It means: not again. The caller heard {:?} at once.", status.message());
 
@@ -114,7 +124,9 @@ async fn main() -> Result<(), BoxError> {
     let (heard, end) = listen(client.server_streaming(safe("herd".to_owned()), say(), Text).await?).await;
     assert_eq!((heard.len(), end.map(|status| status.code())), (2, Some(Code::ResourceExhausted)));
     assert_eq!((server.calls().len(), streaming.throttled()), (1, 1));
-    println!("   It was not repeated, since the caller has seen a part of it. But the provider is paused now:");
+    println!(
+        "   It was not repeated, since the caller has seen a part of it. But the provider is paused now:"
+    );
     let start = Instant::now();
     client.server_streaming(safe("herd".to_owned()), say(), Text).await?;
     assert!(start.elapsed() >= Duration::from_millis(400));

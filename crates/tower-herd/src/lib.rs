@@ -178,7 +178,7 @@ pub use retry::{Backoff, CloneRequest, JitteredRetryLayer, Resend};
 pub use retry::{Replay, replay};
 #[cfg(feature = "retry-after")]
 pub use retry_after::RetryAfterLayer;
-pub use safety::Safety;
+pub use safety::{IdempotencyKey, Safety, ToolHints, Trust, idempotency_key};
 pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};
 #[cfg(feature = "spend")]
 pub use spend::SpendLayer;

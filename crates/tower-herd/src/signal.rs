@@ -16,7 +16,7 @@
 //! | [`Failed`](Kind::Failed) | if safe | if safe | neutral | failure |
 //! | [`Depleted`](Kind::Depleted) | never | yes | neutral | neutral |
 //! | [`Misconfigured`](Kind::Misconfigured) | never | yes | neutral | neutral |
-//! | [`Rejected`](Kind::Rejected) | never (421, 425 may) | no, the chain ends | neutral | neutral |
+//! | [`Rejected`](Kind::Rejected) | never (421, 425 may; a key in flight is asked for again) | no, the chain ends | neutral | neutral |
 //! | [`Refused`](Kind::Refused) | at its `retry_at`, free of charge | yes | neutral | neutral |
 
 use std::time::Duration;
@@ -152,6 +152,9 @@ pub enum ResendAdvice {
     Allowed,
     /// It must not be sent again here.
     Never,
+    /// The same request, under the same idempotency key, is being executed at this moment (a 409 that says
+    /// so): asking again later gives its reply, and costs nothing. Never overrides the request's own safety.
+    InProgress,
 }
 
 /// What a pause covers.
@@ -211,6 +214,18 @@ impl Signal {
         };
         let (pushback, quota, reporter) = (Pushback::None, None, Reporter(0));
         Signal { kind, pushback, executed, resend, reach, origin, quota, reporter }
+    }
+
+    /// The answer to a request whose idempotency key is in flight already: an earlier call under the same key
+    /// has not ended. `Rejected`, since this call did nothing, and executed *maybe*, since the other one may.
+    ///
+    /// A retry layer asks again, for a request that may suffer it, after the wait or its own backoff, as
+    /// often as it delivers a throttled one again, and charges nothing for it. A ladder stays where it is.
+    /// The HTTP classifier knows the usual forms (see `http`); for another one, return this from a
+    /// classifier of your own.
+    #[must_use]
+    pub const fn in_progress() -> Self {
+        Signal::new(Kind::Rejected).with_executed(Executed::Maybe).with_resend(ResendAdvice::InProgress)
     }
 
     /// The same once a provider, known by this number, has learned from it.

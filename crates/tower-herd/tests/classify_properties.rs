@@ -62,6 +62,7 @@ fn name() -> impl Strategy<Value = HeaderName> {
         "grpc-status",
         "grpc-message",
         "grpc-retry-pushback-ms",
+        "grpc-status-details-bin",
         "content-type",
         "x-ratelimit-global",
     ])
@@ -124,8 +125,9 @@ proptest! {
         let classifier = HttpClassify::with_wall_clock(wall);
         let _ = (classifier.kind(Ok(&http1)), classifier.kind(Ok(&http2)));
         for signal in signals(&http1, &body) {
-            // A hint is given with these kinds only (and by gRPC with failures).
+            // A hint is given with these kinds only (and by gRPC with failures, and while a key is in flight).
             let may_hint = matches!(signal.kind, Kind::Throttled | Kind::Overloaded | Kind::Depleted)
+                || signal.resend == ResendAdvice::InProgress
                 || http1.headers().contains_key("grpc-status");
             prop_assert!(may_hint || signal.pushback == Pushback::None, "{signal:?}");
             prop_assert!(signal.quota.is_none_or(|quota| quota.limit > 0 && signal.kind == Kind::Success));

@@ -75,6 +75,7 @@ fn check(case: &Case, signal: Signal) {
     }
     match case.expect.resend.as_deref() {
         Some("never") => assert_eq!(signal.resend, ResendAdvice::Never, "{name}"),
+        Some("in progress") => assert_eq!(signal.resend, ResendAdvice::InProgress, "{name}"),
         Some("allowed") => assert_eq!(signal.resend, ResendAdvice::Allowed, "{name}"),
         Some(other) => panic!("{name}: unknown resend {other:?}"),
         None => {}

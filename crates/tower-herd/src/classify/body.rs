@@ -3,7 +3,7 @@
 use super::report::Report;
 use crate::{
     Kind, Signal,
-    http::{body::error_event, dialect, grpc, head::wall_clock},
+    http::{body::Found, dialect, grpc, head::wall_clock, stream::Late},
 };
 use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
@@ -29,8 +29,8 @@ pin_project! {
         #[pin]
         inner: Inner<B>,
         report: Option<Report>,
-        // Watched for error events.
-        is_stream: bool,
+        // Looks for error events in a stream.
+        late: Option<Box<Late>>,
     }
 }
 
@@ -59,11 +59,21 @@ impl<B: Body> Inner<B> {
     }
 }
 
-/// The error event in a frame of a stream, if it is one.
+/// An error event in a frame of a stream. Of a frame in several pieces only the first can be seen, and after it
+/// where the next event begins is known no more.
 #[cold]
-fn hidden<D: Buf>(frame: &Frame<D>) -> Option<Signal> {
-    let found = error_event(frame.data_ref()?.chunk())?;
-    Some(dialect::hidden(found, &http::HeaderMap::new(), wall_clock))
+fn hidden<D: Buf>(late: &mut Option<Box<Late>>, frame: &Frame<D>) -> Option<Signal> {
+    let data = frame.data_ref()?;
+    let found = late.as_mut()?.look(data.chunk());
+    if data.chunk().len() < data.remaining() {
+        *late = None;
+    }
+    found.map(said)
+}
+
+#[cold]
+fn said(found: Found) -> Signal {
+    dialect::hidden(found, &http::HeaderMap::new(), wall_clock)
 }
 
 type NextFrame<B> = Result<Frame<<B as Body>::Data>, <B as Body>::Error>;
@@ -125,15 +135,15 @@ impl<B: Body> Replay<B> {
 
 impl<B: Body> SensedBody<B> {
     pub(crate) fn unwatched(body: B) -> Self {
-        SensedBody { inner: Inner::Untouched { body }, report: None, is_stream: false }
+        SensedBody { inner: Inner::Untouched { body }, report: None, late: None }
     }
 
-    pub(crate) fn watched(body: B, report: Option<Report>, is_stream: bool) -> Self {
-        SensedBody { inner: Inner::Untouched { body }, report, is_stream }
+    pub(crate) fn watched(body: B, report: Option<Report>, late: Option<Box<Late>>) -> Self {
+        SensedBody { inner: Inner::Untouched { body }, report, late }
     }
 
-    pub(crate) fn replayed(replay: Replay<B>, report: Option<Report>, is_stream: bool) -> Self {
-        SensedBody { inner: Inner::Replayed { replay: Box::new(Mutex::new(replay)) }, report, is_stream }
+    pub(crate) fn replayed(replay: Replay<B>, report: Option<Report>, late: Option<Box<Late>>) -> Self {
+        SensedBody { inner: Inner::Replayed { replay: Box::new(Mutex::new(replay)) }, report, late }
     }
 }
 
@@ -176,13 +186,13 @@ impl<B: Body> Body for SensedBody<B> {
         let Some(report) = me.report else { return polled };
         let late = match &polled {
             Poll::Pending => return polled,
-            Poll::Ready(None) => None,
+            Poll::Ready(None) => me.late.as_mut().and_then(|late| late.end()).map(said),
             Poll::Ready(Some(Ok(frame))) if frame.is_data() => {
-                let found = if *me.is_stream { hidden(frame) } else { None };
+                let found = if me.late.is_some() { hidden(me.late, frame) } else { None };
                 if found.is_none() && !me.inner.is_end_stream() {
                     return polled;
                 }
-                found
+                found.or_else(|| me.late.as_mut().and_then(|late| late.end()).map(said))
             }
             Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
                 Some(trailers) => grpc::trailers(trailers),

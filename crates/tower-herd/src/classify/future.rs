@@ -81,7 +81,7 @@ mod bodies {
             body::{Replay, SensedBody},
             layer::Options,
         },
-        http::body::{FirstEvent, first_event, is_event_stream},
+        http::stream::{First, Format, Late},
     };
     use bytes::Buf;
     use http_body::{Body, Frame};
@@ -148,7 +148,9 @@ mod bodies {
         seen: Vec<u8>,
         most: usize,
         deadline: Option<Pin<Box<Sleep>>>,
-        is_stream: bool,
+        stream: Option<Format>,
+        /// How long a stream that has begun is held back until its first content.
+        hold: Duration,
     }
 
     /// How reading came to its end.
@@ -208,7 +210,7 @@ mod bodies {
                             }
                         };
                         let Some(report) = me.report else {
-                            let pass = |body| SensedBody::watched(body, None, false);
+                            let pass = |body| SensedBody::watched(body, None, None);
                             return Poll::Ready(Ok(reply.map(pass)));
                         };
                         let signal = report.read(&*me.classify, &reply);
@@ -254,10 +256,13 @@ mod bodies {
                 *watch = None;
             }
         }
-        let is_stream =
-            options.success_bytes > 0 && is_watched && is_event_stream(Head::of(&reply).content_type());
+        let late = if options.success_bytes > 0 && is_watched {
+            Format::of(Head::of(&reply).content_type()).map(Late::new)
+        } else {
+            None
+        };
         // One way out, or the reply would be moved together in several places.
-        reply.map(|body| SensedBody::watched(body, watch.take(), is_stream))
+        reply.map(|body| SensedBody::watched(body, watch.take(), late))
     }
 
     impl<B: Body> Reading<B> {
@@ -266,7 +271,7 @@ mod bodies {
         fn is_of_use(reply: &http::Response<B>, signal: &Signal, most: u32) -> bool {
             let is_success = signal.kind.is_success();
             let kind = Head::of(reply).content_type();
-            let is_stream = is_success && is_event_stream(kind);
+            let is_stream = is_success && Format::of(kind).is_some();
             let is_of_no_use = if is_success {
                 // An empty success is looked at: it may be what the caller calls hollow.
                 is_long_lived(kind) || (!is_stream && reply.body().size_hint().lower() > u64::from(most))
@@ -280,7 +285,7 @@ mod bodies {
         #[cold]
         fn start(reply: http::Response<B>, head: Unrefined, options: &Options, most: u32) -> Box<Self> {
             let is_success = head.signal.kind.is_success();
-            let is_stream = is_success && is_event_stream(Head::of(&reply).content_type());
+            let stream = Format::of(Head::of(&reply).content_type()).filter(|_| is_success);
             let (parts, body) = reply.into_parts();
             let time = Duration::from_millis(options.error_millis.into());
             Box::new(Reading {
@@ -291,7 +296,8 @@ mod bodies {
                 seen: Vec::new(),
                 most: most as usize,
                 deadline: (!is_success).then(|| Box::pin(sleep(time))),
-                is_stream,
+                stream,
+                hold: Duration::from_millis(options.hold_millis.into()),
             })
         }
 
@@ -315,7 +321,14 @@ mod bodies {
                     self.seen.extend_from_slice(&chunk[..chunk.len().min(self.most - self.seen.len())]);
                 }
                 self.frames.push(frame);
-                let is_told = self.is_stream && !matches!(first_event(&self.seen), FirstEvent::Incomplete);
+                let is_told = match self.stream.map(|format| format.first(&self.seen)) {
+                    None | Some(First::Incomplete) => false,
+                    Some(First::Preamble) if !self.hold.is_zero() => {
+                        self.deadline.get_or_insert_with(|| Box::pin(sleep(self.hold)));
+                        false
+                    }
+                    Some(_) => true,
+                };
                 // Of a frame in several pieces only the first can be seen without taking it apart.
                 if is_told || !is_whole {
                     return Poll::Ready(Stop::Enough);
@@ -328,7 +341,7 @@ mod bodies {
         where
             C: Classify<http::Response<B>>,
         {
-            let Reading { mut parts, mut head, body, frames, seen, is_stream, .. } = self;
+            let Reading { mut parts, mut head, body, frames, seen, stream, .. } = self;
             let mut signal = classify.refine(Head::of_parts(&parts), &seen, head.signal);
             let report = head.report.take();
             let (error, rest) = match stop {
@@ -355,20 +368,20 @@ mod bodies {
             if signal.kind != Kind::Success {
                 parts.extensions.insert(signal);
             }
-            let body = SensedBody::replayed(Replay::new(frames, error, rest), watch, is_stream);
+            let late = watch.as_ref().and(stream).map(Late::new);
+            let body = SensedBody::replayed(Replay::new(frames, error, rest), watch, late);
             http::Response::from_parts(parts, body)
         }
     }
 
     /// Kinds of bodies that carry no small answer, or are sent line by line over a long time.
     fn is_long_lived(content_type: &[u8]) -> bool {
-        const LONG: [&[u8]; 9] = [
+        const LONG: [&[u8]; 8] = [
             b"application/grpc",
             b"application/octet-stream",
             b"application/x-ndjson",
             b"application/jsonl",
             b"application/stream+json",
-            b"application/vnd.amazon.eventstream",
             b"audio/",
             b"image/",
             b"video/",

@@ -75,6 +75,8 @@ pub(crate) struct Options {
     pub(crate) error_bytes: u32,
     pub(crate) error_millis: u32,
     pub(crate) success_bytes: u32,
+    /// How long a stream that has begun is held back until its first content; 0: not at all.
+    pub(crate) hold_millis: u32,
 }
 
 impl Options {
@@ -93,7 +95,7 @@ impl ClassifyLayer {
         ClassifyLayer {
             provider: provider.clone(),
             classify: DefaultClassify::default(),
-            options: Options { error_bytes: 64 * 1024, error_millis: 1000, success_bytes: 0 },
+            options: Options { error_bytes: 64 * 1024, error_millis: 1000, success_bytes: 0, hold_millis: 0 },
             switch: Switch::default(),
             mode: PhantomData,
         }
@@ -152,15 +154,48 @@ impl<C> ClassifyLayer<C, Bodies> {
     }
 
     /// Looks into successes too, up to so many bytes (default 0: not at all): for an error inside a
-    /// 200, and for event streams whose first event is one; later error events are reported as the
-    /// end of the call.
+    /// 200, and for streams (server-sent events, Amazon's event stream) that begin with one. Such a reply
+    /// is no success for any layer, so it is sent again, or elsewhere, and the caller sees one clean stream.
+    /// An error that comes later is passed on as it is, and reported as the end of the call: what has been
+    /// handed out is never sent again.
     ///
-    /// The head of the reply is held back until this is known: a stream until its first event, other
-    /// bodies until their end or `bytes`. Bodies that say they are longer, gRPC, media and line-wise
-    /// streams pass at once. How long it may take is for the idle timeout to say.
+    /// The head of the reply is held back until this is known: a stream until its first event (comments and
+    /// pings are none), other bodies until their end or `bytes`. Bodies that say they are longer, gRPC,
+    /// media and line-wise streams pass at once. How long it may take is for the idle timeout to say.
+    /// [`hold_until_content`](Self::hold_until_content) waits for more.
     #[must_use]
     pub fn read_success(mut self, bytes: usize) -> Self {
         self.options.success_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
+    }
+}
+
+impl<C> ClassifyLayer<C, Bodies> {
+    /// Holds a stream back until its first *content*, for so long after its first event; zero (the default):
+    /// until that event. Turns on [`read_success`](Self::read_success) with 16 KiB if that is off.
+    ///
+    /// Many streams begin with an event that says nothing yet: `message_start`, `response.created`, a chunk
+    /// with no more than a role. If "overloaded" follows, it is still time to send the request again
+    /// without a trace, provided that nothing was handed out. The price: the caller gets the head, and that
+    /// first event, together with the first content, so its time to the first byte becomes the time to the
+    /// first token. Somebody who shows only content loses nothing; somebody who takes the first byte for
+    /// a sign of life should keep this below the patience. When the time is over, or `read_success` bytes
+    /// are there, the stream is handed out as it is.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_herd::{ClassifyLayer, Fleet};
+    ///
+    /// let provider = Fleet::local().provider("llm");
+    /// let sensor = ClassifyLayer::new(&provider).hold_until_content(Duration::from_secs(10));
+    /// # let _ = sensor;
+    /// ```
+    #[must_use]
+    pub fn hold_until_content(mut self, time: Duration) -> Self {
+        self.options.hold_millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        if self.options.hold_millis > 0 && self.options.success_bytes == 0 {
+            self.options.success_bytes = 16 * 1024;
+        }
         self
     }
 }

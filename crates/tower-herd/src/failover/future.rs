@@ -240,7 +240,7 @@ where
         } else {
             // The layers further out, and a later walk of this task, rely on it.
             self.note(&mut outcome, signal);
-            self.allows(signal)
+            self.allows(signal, self.safety.allows(signal, false))
         };
         self.tried |= 1 << self.at;
         if goes_on && self.kept.is_some() && self.ladder.next(self.key, self.tried).is_some() {
@@ -307,6 +307,7 @@ where
         if let Some(waiting) = &mut self.waiting {
             waiting.exclude(self.at);
         }
+        let safe = self.may_move(signal);
         let here = &self.ladder.rungs[self.at];
         if let (true, Some(pot), Ok(reply)) = (self.deposited, &here.pot, &outcome)
             && self.classify.exhausted(reply)
@@ -314,7 +315,7 @@ where
             pot.take_back();
         }
         let more = self.ladder.next(self.key, self.tried).is_some();
-        if !more || !self.allows(signal) || self.kept.is_none() {
+        if !more || !self.allows(signal, safe) || self.kept.is_none() {
             return Next::Return(outcome);
         }
         // An empty answer, and a rung that cannot work at all, are not sent again by anybody else:
@@ -338,8 +339,8 @@ where
         }
     }
 
-    /// Whether the next rung may be asked after this reply.
-    fn allows(&self, signal: &Signal) -> bool {
+    /// Whether the next rung may be asked after this reply; `safe`: the request may suffer it.
+    fn allows(&self, signal: &Signal, safe: bool) -> bool {
         let here = &self.ladder.rungs[self.at];
         match signal.kind {
             Kind::Rejected => false,
@@ -348,10 +349,28 @@ where
                 let clock = here.provider.clock();
                 let paused = here.provider.paused().map(|(until, _)| until.saturating_since(clock.now()));
                 let wait = paused.max(signal.pushback.wait()).unwrap_or_default();
-                wait > self.ladder.patience.hint && self.safety.allows(signal, false)
+                wait > self.ladder.patience.hint && safe
             }
-            _ => self.safety.allows(signal, false) && self.affords(),
+            _ => safe && self.affords(),
         }
+    }
+
+    /// Whether the request may be sent to another rung after this reply. A keyed write that may have taken
+    /// effect goes on inside its idempotency domain only, from here on.
+    fn may_move(&mut self, signal: &Signal) -> bool {
+        if self.safety.allows(signal, false) {
+            return true;
+        }
+        // Only a task remembers, for the layers further out, that an earlier rung may have executed it.
+        if self.task.is_none() || !self.safety.allows(signal, true) {
+            return false;
+        }
+        let barred = self.ladder.outside(self.at);
+        self.tried |= barred;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.bar(barred);
+        }
+        true
     }
 
     /// Whether the task may make another call after the failed one.

@@ -26,6 +26,7 @@
 //! |---|---|
 //! | success, rejected | no |
 //! | empty | free rung: yes, at no charge; paid rung: the chain ends |
+//! | overloaded or failed, to a keyed write that may have taken effect | to rungs of the same [`domain`](Rung::domain), if it belongs to a task; there it stays |
 //! | throttled | if its wait is longer than the hint patience (2 s), into a free slot; else the reply goes out, to the retry layer |
 //! | overloaded, failed | if the request may suffer it, within the task's allowance, into a free slot |
 //! | account empty, misconfigured | yes |

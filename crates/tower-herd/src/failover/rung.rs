@@ -24,6 +24,8 @@ pub struct Rung<T, Req> {
     pub(super) tier: u32,
     pub(super) weight: f64,
     pub(super) paid: bool,
+    /// Who shares it knows the idempotency keys that this rung has seen.
+    pub(super) domain: Option<Arc<str>>,
     pub(super) map: Option<MapRequest<Req>>,
     pub(super) with: T,
     /// Its part of the retry budget.
@@ -42,6 +44,7 @@ impl<T, Req> Rung<T, Req> {
             tier: 0,
             weight: 1.0,
             paid: false,
+            domain: None,
             map: None,
             with,
             pot: None,
@@ -70,6 +73,22 @@ impl<T, Req> Rung<T, Req> {
         self
     }
 
+    /// The idempotency domain it belongs to: rungs with the same one share their idempotency keys, such as
+    /// two regions of one payment account. A [`Keyed`](crate::Safety::Keyed) write that may have taken
+    /// effect at one of them may be sent to another of them, if it belongs to a task; outside of the domain
+    /// it is sent only on proof that nothing happened. Default: none, each provider is a domain of its own.
+    #[must_use]
+    pub fn domain(mut self, domain: impl Into<Arc<str>>) -> Self {
+        self.domain = Some(domain.into());
+        self
+    }
+
+    /// Whether an idempotency key that one of them has seen is known to the other.
+    pub(super) fn shares_keys_with<U>(&self, other: &Rung<U, Req>) -> bool {
+        *self.provider.name() == *other.provider.name()
+            || (self.domain.is_some() && self.domain == other.domain)
+    }
+
     /// Changes each request before it goes to this rung.
     #[must_use]
     pub fn map(mut self, map: impl Fn(Req) -> Req + Send + Sync + 'static) -> Self {
@@ -83,6 +102,7 @@ impl<T, Req> Rung<T, Req> {
             tier: self.tier,
             weight: self.weight,
             paid: self.paid,
+            domain: self.domain.clone(),
             map: self.map.clone(),
             with,
             pot: self.pot.clone(),
@@ -96,6 +116,7 @@ impl<T, Req> Rung<T, Req> {
             tier: self.tier,
             weight: self.weight,
             paid: self.paid,
+            domain: self.domain,
             map: self.map,
             with: change(self.with),
             pot: self.pot,
@@ -168,6 +189,7 @@ impl<T, Req> fmt::Debug for Rung<T, Req> {
             .field("tier", &self.tier)
             .field("weight", &self.weight)
             .field("paid", &self.paid)
+            .field("domain", &self.domain)
             .finish_non_exhaustive()
     }
 }

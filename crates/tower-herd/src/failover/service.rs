@@ -196,20 +196,23 @@ impl<S, Req> Ladder<S, Req> {
         drop(surplus);
     }
 
-    /// The bits of all rungs but those of this provider; none if it has none here.
+    /// The bits of all rungs outside the idempotency domain of this provider; none if it has no rung here.
     pub(super) fn all_but(&self, provider: &str) -> u64 {
-        let bits = |keep: bool| {
-            let rungs = self.rungs.iter().enumerate();
-            rungs
-                .filter(|(_, rung)| (**rung.provider.name() == *provider) == keep)
-                .fold(0, |bits, (i, _)| bits | 1 << i)
-        };
-        if bits(true) == 0 { 0 } else { bits(false) }
+        let rungs = self.rungs.iter().enumerate();
+        let homes = rungs.filter(|(_, rung)| **rung.provider.name() == *provider);
+        homes.fold(0, |bits, (i, _)| bits | self.outside(i))
     }
 
-    /// Whether its rungs are of more than one provider.
+    /// The bits of all rungs that do not share their idempotency keys with this one.
+    pub(super) fn outside(&self, home: usize) -> u64 {
+        let home = &self.rungs[home];
+        let rungs = self.rungs.iter().enumerate().filter(|(_, rung)| !home.shares_keys_with(rung));
+        rungs.fold(0, |bits, (i, _)| bits | 1 << i)
+    }
+
+    /// Whether its rungs are of more than one idempotency domain.
     pub(super) fn is_of_several(&self) -> bool {
-        self.rungs.windows(2).any(|two| two[0].provider.name() != two[1].provider.name())
+        self.outside(0) != 0
     }
 
     /// The next rung after those in `done` (a bit a rung), in the order of this key.

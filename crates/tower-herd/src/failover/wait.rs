@@ -79,8 +79,13 @@ impl Waiting {
 
     /// The rung was called in this walk: it is not asked again.
     pub(super) fn exclude(&mut self, rung: usize) {
-        self.done |= 1 << rung;
-        self.places.retain(|place| place.rung != rung);
+        self.bar(1 << rung);
+    }
+
+    /// These rungs, a bit each, are not asked in this walk (any more).
+    pub(super) fn bar(&mut self, rungs: u64) {
+        self.done |= rungs;
+        self.places.retain(|place| rungs & (1 << place.rung) == 0);
     }
 
     /// A layer of the rung refused the call until `at` (none: its own queue knows): it is asked again then,

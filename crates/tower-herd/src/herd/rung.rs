@@ -349,7 +349,7 @@ pub fn bench_rung<S>(provider: &Provider, s: S) -> Guarded<S, crate::HttpClassif
         sensor: ClassifyLayer::new(provider),
         timeout: AttemptTimeoutLayer::default(),
         terms: Terms {
-            options: Options { error_bytes: 65536, error_millis: 1000, success_bytes: 0 },
+            options: Options { error_bytes: 65536, error_millis: 1000, success_bytes: 0, hold_millis: 0 },
             headers: Duration::from_secs(30),
             idle: Duration::from_secs(60),
         },

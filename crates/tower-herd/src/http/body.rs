@@ -22,6 +22,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub(crate) enum Says {
     Rejected,
     Failed,
+    InProgress,
     Overloaded,
     Throttled,
     Misconfigured,
@@ -53,7 +54,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    fn say(&mut self, says: Says) {
+    pub(super) fn say(&mut self, says: Says) {
         self.says = self.says.max(Some(says));
     }
 }
@@ -108,107 +109,7 @@ pub(crate) fn of_success(body: &[u8]) -> Option<Found> {
     is_error.then_some(found)
 }
 
-/// The first whole event of an event stream that is more than a comment or a ping.
-#[derive(Debug)]
-pub(crate) enum FirstEvent {
-    /// It is not there yet.
-    Incomplete,
-    /// It is no error.
-    Fine,
-    /// It is an error, and says this.
-    Error(Found),
-}
-
-pub(crate) fn first_event(stream: &[u8]) -> FirstEvent {
-    let mut rest = stream.strip_prefix(b"\xef\xbb\xbf").unwrap_or(stream);
-    while let Some((event, tail)) = split_event(rest) {
-        rest = tail;
-        match event_error(event) {
-            EventKind::Skipped => {}
-            EventKind::Fine => return FirstEvent::Fine,
-            EventKind::Error(found) => return FirstEvent::Error(found),
-        }
-    }
-    FirstEvent::Incomplete
-}
-
-/// An error event anywhere in `frame`, a piece of a stream.
-pub(crate) fn error_event(frame: &[u8]) -> Option<Found> {
-    if !contains(frame, b"error") {
-        return None;
-    }
-    let mut rest = frame;
-    while !rest.is_empty() {
-        let (event, tail) = split_event(rest).unwrap_or((rest, b""));
-        rest = tail;
-        if let EventKind::Error(found) = event_error(event) {
-            return Some(found);
-        }
-    }
-    None
-}
-
-enum EventKind {
-    Skipped,
-    Fine,
-    Error(Found),
-}
-
-/// The first event of `stream` with its lines, and what follows the blank line that ends it.
-fn split_event(stream: &[u8]) -> Option<(&[u8], &[u8])> {
-    let mut at = 0;
-    let mut line_is_empty = true;
-    while at < stream.len() {
-        let ends = match stream[at] {
-            b'\r' if stream.get(at + 1) == Some(&b'\n') => 2,
-            b'\r' | b'\n' => 1,
-            _ => 0,
-        };
-        if ends == 0 {
-            line_is_empty = false;
-            at += 1;
-            continue;
-        }
-        if line_is_empty {
-            return Some((&stream[..at], &stream[at + ends..]));
-        }
-        line_is_empty = true;
-        at += ends;
-    }
-    None
-}
-
-fn event_error(event: &[u8]) -> EventKind {
-    let (mut name, mut data) = (&b""[..], Vec::new());
-    for line in event.split(|byte| matches!(byte, b'\n' | b'\r')) {
-        let field = |field: &[u8]| {
-            let value = line.strip_prefix(field)?.strip_prefix(b":")?;
-            Some(value.strip_prefix(b" ").unwrap_or(value))
-        };
-        if let Some(value) = field(b"event") {
-            name = value;
-        } else if let Some(value) = field(b"data") {
-            data.extend_from_slice(value);
-            data.push(b'\n');
-        }
-    }
-    if name == b"ping" || (name.is_empty() && data.is_empty()) {
-        return EventKind::Skipped;
-    }
-    if name == b"error" {
-        return EventKind::Error(of_success(&data).unwrap_or_else(|| of_error(&data)));
-    }
-    match of_success(&data) {
-        Some(found) => EventKind::Error(found),
-        None => EventKind::Fine,
-    }
-}
-
-pub(crate) fn is_event_stream(content_type: &[u8]) -> bool {
-    content_type.starts_with(b"text/event-stream")
-}
-
-fn contains(text: &[u8], part: &[u8]) -> bool {
+pub(super) fn contains(text: &[u8], part: &[u8]) -> bool {
     let Some((first, rest)) = part.split_first() else { return true };
     text.iter().enumerate().any(|(at, byte)| byte == first && text[at + 1..].starts_with(rest))
 }
@@ -284,7 +185,8 @@ fn member(key: &str, value: &Value, depth: u8, found: &mut Found) {
             text(word, depth, found);
         }
         (
-            "message" | "Message" | "detail" | "error_description" | "error_message" | "msg" | "raw",
+            "message" | "Message" | "title" | "detail" | "error_description" | "error_message" | "msg"
+            | "raw",
             Value::String(message),
         ) => text(message, depth, found),
         (
@@ -321,7 +223,7 @@ fn retry_info(object: &Map<String, Value>, found: &mut Found) {
 }
 
 /// A code that stands in a field for codes.
-fn says_code(code: &str, found: &mut Found) {
+pub(super) fn says_code(code: &str, found: &mut Found) {
     // AWS puts a namespace before and a URL behind: `com.amazon#ThrottlingException:http://..`.
     let code = code.rsplit_once('#').map_or(code, |(_, code)| code);
     let code = code.split_once(':').map_or(code, |(code, _)| code);
@@ -381,6 +283,11 @@ fn says_code(code: &str, found: &mut Found) {
         | "INTERNAL"
         | "UNAVAILABLE"
         | "timeout_error" => Says::Failed,
+        "idempotency_key_in_use"
+        | "IDEMPOTENCY_KEY_IN_USE"
+        | "idempotency_concurrent_request"
+        | "PREVIOUS_REQUEST_IN_PROGRESS"
+        | "TransactionInProgressException" => Says::InProgress,
         "invalid_request_error" | "INVALID_ARGUMENT" | "content_filter" | "context_length_exceeded" => {
             Says::Rejected
         }
@@ -416,6 +323,11 @@ fn text(message: &str, depth: u8, found: &mut Found) {
     // What the AWS SDKs make of it, when a gateway forwards the words (aws-samples/bedrock-access-gateway#88).
     if has("(throttlingexception)") || has("(toomanyrequestsexception)") {
         found.say(Says::Throttled);
+    }
+    // The IETF's draft gives no code, but this title; servers vary the words, and name the header.
+    let in_flight = ["outstanding", "in progress", "in-progress", "being processed", "being executed"];
+    if has("idempoten") && has("key") && in_flight.into_iter().any(has) {
+        found.say(Says::InProgress);
     }
     if text.starts_with("model:") && found.says.is_none() {
         found.say(Says::UnknownModel);
@@ -516,36 +428,6 @@ mod tests {
     }
 
     #[test]
-    fn the_first_event_of_a_stream() {
-        let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
-        for lead in ["", ": keep\n\n", "event: ping\ndata: {}\n\n", "\n", "\u{feff}"] {
-            for ends in ["\n", "\r\n", "\r"] {
-                let stream = format!("{lead}{error}").replace('\n', ends);
-                match first_event(stream.as_bytes()) {
-                    FirstEvent::Error(found) => assert_eq!(found.says, Some(Says::Overloaded)),
-                    other => panic!("{stream:?}: {other:?}"),
-                }
-                assert!(matches!(
-                    first_event(&stream.as_bytes()[..stream.len() - 2 * ends.len()]),
-                    FirstEvent::Incomplete
-                ));
-            }
-        }
-        assert!(matches!(first_event(b"data: {\"choices\":[]}\n\n"), FirstEvent::Fine));
-        assert!(matches!(first_event(format!("data: x\n\n{error}").as_bytes()), FirstEvent::Fine));
-        assert!(error_event(format!("data: x\n\n{error}").as_bytes()).is_some());
-        assert!(error_event(b"data: an error: event: error\n\n").is_none());
-        // The rest of an event that was cut in two says nothing.
-        assert!(error_event(b"ent: error\n\ndata: {}\n\n").is_none());
-        let failed = "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"rate_limit_exceeded\"}}}\n\n";
-        assert_eq!(error_event(failed.as_bytes()).and_then(|found| found.says), Some(Says::Throttled));
-        let failed = "event: error\ndata: {\"type\":\"error\",\"code\":\"server_error\"}\n\n";
-        assert_eq!(error_event(failed.as_bytes()).and_then(|found| found.says), Some(Says::Failed));
-        assert!(error_event(b"data: {\"response\":{\"error\":null}}\n\n").is_none());
-        assert!(matches!(first_event(b"data: {\"error\":{\"code\":429}}\n\n"), FirstEvent::Error(_)));
-    }
-
-    #[test]
     fn depth_is_bounded() {
         let mut body = r#"{"code":"insufficient_quota"}"#.to_owned();
         for _ in 0..20 {
@@ -598,7 +480,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_body_panics(body in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (of_error(&body), of_success(&body), first_event(&body), error_event(&body));
+            let _ = (of_error(&body), of_success(&body));
         }
 
         #[test]
@@ -606,23 +488,6 @@ mod tests {
             let body = serde_json::to_vec(&json).unwrap();
             let found = of_error(&body);
             std::hint::black_box((found.wait.map(|when| when.wait(|| Duration::ZERO)), of_success(&body)));
-            let mut stream = b"data: ".to_vec();
-            stream.extend(body);
-            stream.extend(b"\n\n");
-            prop_assert!(!matches!(first_event(&stream), FirstEvent::Incomplete));
-        }
-
-        #[test]
-        fn events_are_found_however_the_stream_is_cut(stream in "(data: x\n|event: error\n|\n|\r\n|: c\n){0,12}") {
-            let whole = first_event(stream.as_bytes());
-            for cut in 0..stream.len() {
-                // A verdict on a prefix is the verdict on the whole.
-                match (first_event(&stream.as_bytes()[..cut]), &whole) {
-                    (FirstEvent::Incomplete, _) | (FirstEvent::Fine, FirstEvent::Fine)
-                    | (FirstEvent::Error(_), FirstEvent::Error(_)) => {}
-                    (prefix, whole) => panic!("{prefix:?} became {whole:?}"),
-                }
-            }
         }
     }
 }

@@ -149,6 +149,10 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
         421 | 425 => {
             Signal::new(Kind::Rejected).with_resend(ResendAdvice::Allowed).with_executed(Executed::No)
         }
+        // The key of the request is in flight: said by the body, or by a wait, which a conflict has none of.
+        409 if found.says == Some(Says::InProgress) || said.is_some_and(|wait| !wait.is_zero()) => {
+            Signal::in_progress()
+        }
         400..=499 => Signal::new(Kind::Rejected),
         501 | 505 => Signal::new(Kind::Failed).with_resend(ResendAdvice::Never),
         529 => Signal::new(Kind::Overloaded),
@@ -179,6 +183,7 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
         Kind::Overloaded => told.or_else(|| resets(false)),
         Kind::Depleted if found.says == Some(Says::DepletedToday) => told.filter(|wait| *wait >= LONG),
         Kind::Depleted => told.or_else(|| resets(false)),
+        _ if signal.resend == ResendAdvice::InProgress => told,
         _ => None,
     };
     if let Some(wait) = wait {
@@ -204,6 +209,8 @@ fn amend(signal: Signal, says: Says) -> Signal {
         // Behind a 5xx something else may have run before the call that was throttled.
         (Says::Throttled, Failed) => Signal::new(Throttled).with_executed(Executed::Maybe),
         (Says::Overloaded, Failed) => Signal::new(Overloaded),
+        // DynamoDB and PayPal say so with another 4xx.
+        (Says::InProgress, Rejected) => Signal::in_progress(),
         _ => signal,
     }
 }
@@ -218,6 +225,7 @@ fn is_global(headers: &HeaderMap) -> bool {
 fn advise(signal: Signal, headers: &HeaderMap) -> Signal {
     match headers.get("x-should-retry").map(HeaderValue::as_bytes) {
         Some(b"false") => signal.with_resend(ResendAdvice::Never),
+        Some(b"true") if signal.resend == ResendAdvice::InProgress => signal,
         Some(b"true") if signal.kind == Kind::Rejected || signal.resend == ResendAdvice::BySafety => {
             signal.with_resend(ResendAdvice::Allowed)
         }

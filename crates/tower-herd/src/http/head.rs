@@ -1,4 +1,7 @@
-use super::{body, dialect, grpc};
+use super::{
+    body, dialect, grpc,
+    stream::{First, Format},
+};
 use crate::{
     Classify, Exhausted, Kind, Signal,
     classify::{FromProvider, signal_of_error},
@@ -186,12 +189,10 @@ impl<B> Classify<http::Response<B>> for HttpClassifyAt {
         } else if !dialect::is_success(head.status) {
             dialect::error_body(head.status, head.headers, body, self.0)
         } else {
-            let found = if !body::is_event_stream(head.content_type()) {
-                body::of_success(body)
-            } else if let body::FirstEvent::Error(found) = body::first_event(body) {
-                Some(found)
-            } else {
-                None
+            let found = match Format::of(head.content_type()).map(|format| format.first(body)) {
+                None => body::of_success(body),
+                Some(First::Error(found)) => Some(found),
+                Some(_) => None,
             };
             found.map_or(signal, |found| dialect::hidden(found, head.headers, self.0))
         }

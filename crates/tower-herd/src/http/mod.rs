@@ -12,13 +12,14 @@
 //! | 401, 403 | misconfigured |
 //! | 402 | depleted |
 //! | 403 with a wait or an empty bucket (GitHub), 420, 429 | throttled |
+//! | 409 with a wait | [in progress](crate::Signal::in_progress), for a request that may be repeated; without a wait, and without the words below, a conflict |
 //! | 408, 5xx | failed; 501 and 505 are not sent again |
 //! | 413 with a wait, 503 with a hint, 529 | overloaded |
 //! | other 4xx | rejected; 421 and 425 may be sent again |
 //!
 //! gRPC replies go by their `grpc-status`: [`grpc`].
 //!
-//! The wait, for throttled, overloaded and depleted replies only, is the first that can be read of:
+//! The wait, for throttled, overloaded and depleted replies (and a key in flight) only, is the first that can be read of:
 //! millisecond headers, `Retry-After`, the body, the reset of the limit that is used up. Numbers are
 //! seconds, or epochs by their size; absolute times are compared with the reply's own `Date`.
 //!
@@ -26,6 +27,7 @@
 //!
 //! | form | says |
 //! |---|---|
+//! | `idempotency_key_in_use` (Stripe), `PREVIOUS_REQUEST_IN_PROGRESS` (PayPal), `TransactionInProgressException` (DynamoDB), an "Idempotency-Key" that is "outstanding" or "in progress" | [in progress](crate::Signal::in_progress): the request is asked for again, at no charge |
 //! | `insufficient_quota`, `billing_error`, "credit balance is too low" | [`Depleted`](crate::Kind::Depleted) |
 //! | a quota whose id says `PerDay` (Google) | depleted; its short `RetryInfo` belongs to another quota |
 //! | `rate_limit_exceeded`, `ThrottlingException`, `RESOURCE_EXHAUSTED`, `rateLimitExceeded`, ... | [`Throttled`](crate::Kind::Throttled), whatever the status |
@@ -51,14 +53,16 @@
 //! ```
 //!
 //! The parsers are plain functions over bytes, of use on their own: [`value`], [`retry_after`],
-//! [`grpc`].
+//! [`grpc`], [`event_stream`].
 
 pub(crate) mod body;
 pub(crate) mod dialect;
+pub mod event_stream;
 pub mod grpc;
 pub(crate) mod head;
 mod reset;
 pub mod retry_after;
+pub(crate) mod stream;
 pub mod value;
 
 pub use head::{

@@ -27,7 +27,8 @@ pub struct RetryConfig {
     pub cap: Duration,
     /// The shape of the jitter. Default full.
     pub backoff: Backoff,
-    /// How often a request is delivered again after a 429, apart from `attempts`. Default 10.
+    /// How often a request is delivered again after a 429, or asked for again while its idempotency key is in
+    /// flight, apart from `attempts`. Default 10.
     pub redeliveries: u32,
     /// Requests that may sleep at one time in all services of the layer. Default 10 000.
     pub max_sleepers: usize,

@@ -164,7 +164,9 @@ impl<C, R> JitteredRetryLayer<C, R> {
         self.change(|core| core.config.backoff = backoff)
     }
 
-    /// How often a request is delivered again after a 429; 0: such a reply is returned. Default 10.
+    /// How often a request is delivered again after a 429, or asked for again while its idempotency key is
+    /// in flight ([`Signal::in_progress`](crate::Signal::in_progress)); 0: such a reply is returned.
+    /// Default 10.
     #[must_use]
     pub fn redeliveries(self, redeliveries: u32) -> Self {
         self.change(|core| core.config.redeliveries = redeliveries)

@@ -14,7 +14,8 @@
 //!   `b(n) = min(cap, base * 2^n)`. Each request draws from its own generator.
 //! - **How often.** What fails is charged to the task's allowance (3) and to the shared [`budget`] (10
 //!   percent of the requests), which is asked before the wait. What was throttled is *delivered* again:
-//!   that costs neither, and is bounded by the deadline and by 10. A refusal of our own
+//!   that costs neither, and is bounded by the deadline and by 10; so is the question after a keyed
+//!   request that is [in progress](crate::Signal::in_progress). A refusal of our own
 //!   ([`Refusal`](crate::Refusal)) cost the provider nothing: it is waited for, free of charge, if its
 //!   `retry_at` fits the deadline.
 //! - **Whether.** The request's [`Safety`](crate::Safety) and the evidence of the reply decide: an

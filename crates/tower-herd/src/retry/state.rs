@@ -33,7 +33,8 @@ pub enum Decision {
 pub enum Cost {
     /// A wire call failed: the allowance, and the budget.
     Attempt,
-    /// A 429, which is flow control: only counted.
+    /// A 429, which is flow control, or a key in flight, which is no other call than the one that runs: only
+    /// counted.
     Redelivery,
     /// A refusal of our own, nothing was sent: nothing.
     Free,
@@ -45,7 +46,7 @@ pub enum Cost {
 pub enum Why {
     /// The allowance of the task, or of the layer, is used up.
     Attempts,
-    /// It was delivered again after a 429 too often.
+    /// It was delivered again after a 429, or asked for again while its key was in flight, too often.
     Redeliveries,
     /// The wait does not fit the deadline.
     Deadline,
@@ -145,7 +146,8 @@ impl Session {
         if reply.exhausted || !may_resend(config, signal, standing.safety) {
             return Decision::Done;
         }
-        let cost = if signal.kind == Kind::Throttled { Cost::Redelivery } else { Cost::Attempt };
+        let is_free = signal.kind == Kind::Throttled || signal.resend == ResendAdvice::InProgress;
+        let cost = if is_free { Cost::Redelivery } else { Cost::Attempt };
         let range = self.range(config, signal);
         let mut give_up = |why| {
             let retry_in = range.draw(Duration::MAX, random);
@@ -220,7 +222,7 @@ impl Session {
 fn is_repeatable(signal: &Signal) -> bool {
     match signal.kind {
         Kind::Throttled | Kind::Overloaded | Kind::Failed => true,
-        Kind::Rejected => signal.resend == ResendAdvice::Allowed,
+        Kind::Rejected => matches!(signal.resend, ResendAdvice::Allowed | ResendAdvice::InProgress),
         _ => false,
     }
 }
@@ -295,6 +297,11 @@ mod tests {
         let early =
             Signal::new(Kind::Rejected).with_resend(ResendAdvice::Allowed).with_executed(Executed::No);
         assert!(resends(once(early, &Standing { safety: Safety::Once, ..standing() })));
+        // A key in flight: asked for again where that is no second call.
+        for (safety, again) in [(Safety::Keyed, true), (Safety::Once, false)] {
+            let decision = once(Signal::in_progress(), &Standing { safety, spent: 9, ..standing() });
+            assert_eq!(matches!(decision, Decision::Resend { cost: Cost::Redelivery, .. }), again);
+        }
         // 501 and 505, and gRPC's negative pushback.
         for never in [
             Signal::new(Kind::Failed).with_resend(ResendAdvice::Never),
@@ -392,8 +399,12 @@ mod tests {
             1 => Just(Pushback::Never),
         ];
         let executed = prop::sample::select(vec![Executed::No, Executed::Maybe, Executed::Yes]);
-        let advice =
-            prop::sample::select(vec![ResendAdvice::BySafety, ResendAdvice::Allowed, ResendAdvice::Never]);
+        let advice = prop::sample::select(vec![
+            ResendAdvice::BySafety,
+            ResendAdvice::Allowed,
+            ResendAdvice::Never,
+            ResendAdvice::InProgress,
+        ]);
         (kinds, pushback, executed, advice).prop_map(|(kind, pushback, executed, advice)| {
             Signal::new(kind).with_pushback(pushback).with_executed(executed).with_resend(advice)
         })

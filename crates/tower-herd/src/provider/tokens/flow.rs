@@ -432,7 +432,7 @@ mod tests {
             };
             let calls_made = calls.len();
             let mut left = 0;
-            let mut come = |flow: &mut Flow, waiting: &mut Vec<(Ticket, Call)>, sent: &mut Vec<(u64, u64, u64)>, now: u64| {
+            let come = |flow: &mut Flow, waiting: &mut Vec<(Ticket, Call)>, sent: &mut Vec<(u64, u64, u64)>, now: u64| {
                 let mut i = 0;
                 while i < waiting.len() {
                     // Whoever asks, all are served whose time has come: one before it, perhaps.
