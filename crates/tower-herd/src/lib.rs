@@ -45,6 +45,7 @@
 //!
 //! | outer | inner | swapped |
 //! |---|---|---|
+//! | [`ToolCallsLayer`] | [`JitteredRetryLayer`] | a repetition counts as a call of the model, and a failed write's own repetition is refused |
 //! | [`TaskLayer`] | [`JitteredRetryLayer`] | each attempt is a task of its own, with a fresh deadline and allowance |
 //! | [`JitteredRetryLayer`] | [`HashedFailoverLayer`] | each rung is retried before the next is asked; a walk costs attempts times rungs |
 //! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
@@ -89,7 +90,7 @@
 //! # Features
 //!
 //! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
-//! `budget`, `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
+//! `budget`, `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `tool-calls`. `http` brings the HTTP and gRPC
 //! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which
@@ -151,6 +152,8 @@ pub mod switch;
 pub mod task;
 #[cfg(feature = "fleet-limit")]
 pub mod token_limit;
+#[cfg(feature = "tool-calls")]
+pub mod tool_calls;
 #[cfg(any(feature = "fleet-limit", feature = "spend"))]
 pub mod usage;
 
@@ -186,6 +189,8 @@ pub use switch::{Mode, Switch};
 pub use task::{Criticality, HasTask, Key, Task, TaskLayer};
 #[cfg(feature = "fleet-limit")]
 pub use token_limit::TokenLimitLayer;
+#[cfg(feature = "tool-calls")]
+pub use tool_calls::ToolCallsLayer;
 
 /// The error of every layer that classifies or refuses.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -39,7 +39,8 @@
 //!
 //! A call that [`is_in_doubt`](Safety::is_in_doubt) comes back as it ended, after one attempt. Do not hand
 //! it to a model as "failed, try again": say that it may have taken effect, and have it looked up.
-//! A second call then is a decision, and carries the same [`idempotency_key`].
+//! A second call then is a decision, and carries the same [`idempotency_key`]. `ToolCallsLayer` does the same
+//! without being asked: in its task, a write in doubt is not called again.
 //!
 //! # Tool calls that are not HTTP
 //!

@@ -139,6 +139,9 @@ struct Inner {
     shed: [AtomicU64; SHEDS],
     /// Where its last call that was no success went.
     last: Mutex<Last>,
+    /// What became of its tool calls.
+    #[cfg(feature = "tool-calls")]
+    tool_calls: Mutex<crate::tool_calls::state::Memory>,
     #[cfg(feature = "spend")]
     spend: Spend,
 }
@@ -185,6 +188,8 @@ impl Task {
             #[cfg(feature = "budget")]
             shed: Default::default(),
             last: Mutex::default(),
+            #[cfg(feature = "tool-calls")]
+            tool_calls: Mutex::default(),
             #[cfg(feature = "spend")]
             spend: Spend::default(),
         }))
@@ -327,6 +332,8 @@ impl Task {
                 #[cfg(feature = "budget")]
                 shed: Default::default(),
                 last: Mutex::default(),
+                #[cfg(feature = "tool-calls")]
+                tool_calls: Mutex::default(),
                 #[cfg(feature = "spend")]
                 spend: self.heir(),
                 ..**old
@@ -487,6 +494,12 @@ impl Task {
     #[cfg_attr(not(feature = "hashed-failover"), expect(dead_code, reason = "only a ladder has several"))]
     pub(crate) fn home(&self) -> Option<Arc<str>> {
         self.0.last.lock().unwrap_or_else(PoisonError::into_inner).home.clone()
+    }
+
+    /// What it remembers of its tool calls.
+    #[cfg(feature = "tool-calls")]
+    pub(crate) fn tool_calls(&self) -> std::sync::MutexGuard<'_, crate::tool_calls::state::Memory> {
+        self.0.tool_calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether both handles are the same task.
