@@ -278,9 +278,9 @@ async fn ai_retry_51_an_error_after_content_is_passed_on_reported_and_not_repeat
         vec![Data(Bytes::from(events.clone()))],
         vec![
             text(DELTA),
-            Data(Bytes::from(OVERLOADED[..20].to_owned())),
+            Data(Bytes::from(OVERLOADED.as_bytes()[..20].to_vec())),
             Wait(1),
-            Data(Bytes::from(OVERLOADED[20..].to_owned())),
+            Data(Bytes::from(OVERLOADED.as_bytes()[20..].to_vec())),
         ],
     ] {
         for sensor in [looking, holding] {

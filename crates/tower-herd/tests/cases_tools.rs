@@ -259,7 +259,7 @@ async fn langchain_40688_a_tool_that_may_have_run_is_not_run_elsewhere() {
         });
         let ladder = HashedFailover::new(rungs).unwrap().classify(classify_fn(understand));
         let retry = JitteredRetryLayer::new().budget(Unlimited).seed(1).classify(classify_fn(understand));
-        let _ = retry.layer(ladder).oneshot(tool("t", hints)).await;
+        retry.layer(ladder).oneshot(tool("t", hints)).await.ok();
         assert_eq!(servers.each_ref().map(Server::calls), calls, "{hints:?}");
     }
 }
@@ -320,6 +320,8 @@ async fn openai_agents_python_4254_with_a_key_calling_again_is_looking_it_up() {
         assert_eq!(tools.ready().await.unwrap().call(call).await.unwrap(), "done");
     }
     assert_eq!((server.calls(), server.effects()), (4, 1), "two lost, two found");
+    let ids: Vec<_> = server.0.lock().unwrap().calls.iter().map(|(_, call)| call.call_id).collect();
+    assert_eq!(ids, [0, 0, 1, 1], "ids differ, and are no key");
 }
 
 // A call that is dropped while it runs may run on.
@@ -393,7 +395,7 @@ async fn the_memory_of_tool_calls_can_be_watched_and_turned_off() {
         let switch = Switch::new(mode);
         let mut tools = remembering(&fleet, &switch, stack(&fleet, &server));
         for _ in 0..4 {
-            let _ = tools.ready().await.unwrap().call(tool("pay", UNKNOWN)).await;
+            tools.ready().await.unwrap().call(tool("pay", UNKNOWN)).await.ok();
         }
         // Each call had a task of its own: nothing to remember.
         assert_eq!((server.calls(), switch.would_refuse()), (4, 0));
@@ -402,7 +404,7 @@ async fn the_memory_of_tool_calls_can_be_watched_and_turned_off() {
         let mut tools = remembering(&fleet, &switch, stack(&fleet, &server));
         let call = tool("pay", UNKNOWN);
         for _ in 0..4 {
-            let _ = tools.ready().await.unwrap().call(call.clone()).await;
+            tools.ready().await.unwrap().call(call.clone()).await.ok();
         }
         assert_eq!((server.calls(), switch.would_refuse()), (calls, counted), "{mode:?}");
         assert_eq!(*seen.0.lock().unwrap(), events, "{mode:?}");

@@ -229,7 +229,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse(&bytes);
+            std::hint::black_box(parse(&bytes));
         }
 
         #[test]
@@ -246,7 +246,7 @@ pub(crate) mod tests {
             let mut broken = whole;
             let at = at.index(broken.len());
             broken[at] = byte;
-            let _ = parse(&broken);
+            std::hint::black_box(parse(&broken));
         }
     }
 }

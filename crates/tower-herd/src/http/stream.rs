@@ -324,7 +324,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    fn says(first: First) -> &'static str {
+    fn says(first: &First) -> &'static str {
         match first {
             First::Incomplete => "incomplete",
             First::Preamble => "preamble",
@@ -347,12 +347,12 @@ mod tests {
                     other => panic!("{stream:?}: {other:?}"),
                 }
                 let cut = first_event(&stream.as_bytes()[..stream.len() - 2 * ends.len()]);
-                assert_eq!(says(cut), "incomplete");
+                assert_eq!(says(&cut), "incomplete");
             }
         }
-        assert_eq!(says(first("data: x\n\n")), "content");
-        assert_eq!(says(first(&format!("data: x\n\n{ERROR}"))), "content");
-        assert_eq!(says(first("data: {\"error\":{\"code\":429}}\n\n")), "error");
+        assert_eq!(says(&first("data: x\n\n")), "content");
+        assert_eq!(says(&first(&format!("data: x\n\n{ERROR}"))), "content");
+        assert_eq!(says(&first("data: {\"error\":{\"code\":429}}\n\n")), "error");
         assert!(error_event(format!("data: x\n\n{ERROR}").as_bytes()).is_some());
         assert!(error_event(b"data: an error: event: error\n\n").is_none());
         let failed = "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"rate_limit_exceeded\"}}}\n\n";
@@ -382,11 +382,11 @@ mod tests {
             ("[DONE]", "content"),
         ] {
             let stream = format!("data: {event}\n\n");
-            assert_eq!(says(first_event(stream.as_bytes())), expected, "{event}");
-            let then = says(first_event(format!("{stream}{ERROR}").as_bytes()));
+            assert_eq!(says(&first_event(stream.as_bytes())), expected, "{event}");
+            let then = says(&first_event(format!("{stream}{ERROR}").as_bytes()));
             assert_eq!(then, if expected == "content" { "content" } else { "error" }, "{event}");
         }
-        assert_eq!(says(first_event(b"event: message_start\ndata: -\n\n")), "preamble");
+        assert_eq!(says(&first_event(b"event: message_start\ndata: -\n\n")), "preamble");
     }
 
     fn event(kind: &str, payload: &[u8]) -> Vec<u8> {
@@ -407,7 +407,7 @@ mod tests {
         for lead in [vec![], event("initial-response", b""), event("messageStart", b"{}"), begin] {
             let stream = [&*lead, &*slow].concat();
             for cut in 0..stream.len() {
-                let first = says(first_message(&stream[..cut]));
+                let first = says(&first_message(&stream[..cut]));
                 // The last checksum is not needed; an event is known by its headers.
                 match first {
                     "error" => assert!(cut >= stream.len() - 4, "{cut}"),
@@ -421,7 +421,7 @@ mod tests {
             }
             for content in [&*delta, &event("contentBlockDelta", b"{}"), b"plainly no message"] {
                 let stream = [&*lead, content, &slow].concat();
-                assert_eq!(says(first_message(&stream)), "content");
+                assert_eq!(says(&first_message(&stream)), "content");
             }
         }
     }
@@ -482,10 +482,10 @@ mod tests {
         fn events_are_found_however_the_stream_is_cut(
             stream in "(data: x\n|event: error\n|event: message_start\ndata: 1\n|\n|\r\n|: c\n){0,12}",
         ) {
-            let whole = says(first_event(stream.as_bytes()));
+            let whole = says(&first_event(stream.as_bytes()));
             for cut in 0..stream.len() {
                 // A verdict on a prefix is the verdict on the whole.
-                match says(first_event(&stream.as_bytes()[..cut])) {
+                match says(&first_event(&stream.as_bytes()[..cut])) {
                     "incomplete" | "preamble" => {}
                     prefix => prop_assert_eq!(prefix, whole),
                 }
