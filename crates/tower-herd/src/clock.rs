@@ -83,6 +83,13 @@ impl Clock {
         self.time(Instant::now())
     }
 
+    /// The time of day, for people to read: no decision depends on it.
+    #[cfg_attr(not(feature = "breaker"), allow(dead_code, reason = "for its alerts"))]
+    #[expect(clippy::disallowed_methods, reason = "an alert tells when, and only tells it")]
+    pub(crate) fn wall(&self) -> std::time::SystemTime {
+        std::time::SystemTime::now()
+    }
+
     /// `instant` on this clock; [`Time::ZERO`] for instants before its origin.
     #[must_use]
     pub fn time(&self, instant: Instant) -> Time {

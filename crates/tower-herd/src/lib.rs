@@ -163,6 +163,8 @@ pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
 pub use attempt_timeout::{AttemptTimeout, AttemptTimeoutLayer};
 #[cfg(feature = "attempts")]
 pub use attempts::{AttemptsLayer, IncomingAttemptsLayer};
+#[cfg(feature = "breaker")]
+pub use breaker::{Alert, BreakerLayer, BreakerSettings};
 #[cfg(feature = "budget")]
 pub use budget::{Budget, BudgetLayer, RatioBudget, TokenBucketBudget};
 pub use classify::{Classify, ClassifyFn, ClassifyLayer, Exhausted, NotExecuted, classify_fn};

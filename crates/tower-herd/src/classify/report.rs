@@ -1,6 +1,9 @@
 //! The one way in which the sensor speaks to the provider.
 
-use crate::{HasTask, Provider, Signal, Task, provider::Sensing};
+use crate::{
+    HasTask, Provider, Signal,
+    provider::{Caller, Sensing},
+};
 
 /// One call under observation. Dropped before [`head`](Report::head), or before
 /// [`end`](Report::end) after a good head, it counts as a call that its caller gave up.
@@ -14,7 +17,7 @@ impl Report {
     #[inline]
     pub(crate) fn begin<Req: HasTask>(provider: &Provider, request: &Req) -> Self {
         Report {
-            sensing: provider.begin(request.task().and_then(Task::deadline_at)),
+            sensing: provider.begin(Caller::of(request.task())),
             #[cfg(test)]
             log: log::Log::begin(),
         }

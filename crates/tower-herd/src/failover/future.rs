@@ -221,7 +221,12 @@ where
             Err(error) => Err(&**error as &(dyn Error + 'static)),
         });
         match signal.kind {
-            Kind::Success => Next::Return(outcome),
+            Kind::Success => {
+                if let Some(task) = &self.task {
+                    task.note_success();
+                }
+                Next::Return(outcome)
+            }
             _ if self.mode != Mode::Enforce => self.stayed(outcome, &signal),
             Kind::Refused => self.refused(outcome),
             _ => {
@@ -257,7 +262,9 @@ where
         let Some(refusal) = refusal else { return Next::Return(outcome) };
         let (kind, at) = (refusal.kind, refusal.retry_at);
         let here = &self.ladder.rungs[self.at].provider;
-        let own = refusal.provider == *here.name() && refusal.scope.as_ref() == here.scope_name();
+        // What is said of the whole provider is said of its scopes.
+        let scope = refusal.scope.as_ref();
+        let own = refusal.provider == *here.name() && (scope.is_none() || scope == here.scope_name());
         if kind.is_terminal() {
             return Next::Return(outcome);
         }
@@ -271,7 +278,9 @@ where
             .unwrap_or_else(|| Box::new(Waiting::begin(&self.ladder, self.key, self.tried, wait)));
         match at {
             // A race for the slot, or a pause that began: its queue knows when.
-            Some(_) if own && matches!(kind, RefusalKind::NoSlot | RefusalKind::Paused) => {
+            Some(_)
+                if own && matches!(kind, RefusalKind::NoSlot | RefusalKind::Paused | RefusalKind::Open) =>
+            {
                 waiting.hold_off(self.at, None);
             }
             // A layer about something else: a scope that the ladder does not know, another provider.
@@ -298,6 +307,9 @@ where
         }
         if let Some(task) = &self.task {
             task.note_provider(name, signal.executed != Executed::No);
+            if matches!(signal.kind, Kind::Failed | Kind::Overloaded) {
+                task.note_failed(self.ladder.rungs[self.at].provider.number());
+            }
         }
     }
 

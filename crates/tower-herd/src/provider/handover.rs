@@ -49,6 +49,20 @@ pub(crate) fn offering<R>(slot: Slot, call: impl FnOnce() -> R) -> R {
     result
 }
 
+/// [`offering`], for who wants the slot back if nobody took it.
+#[cfg(feature = "breaker")]
+pub(crate) fn lending<R>(slot: Slot, call: impl FnOnce() -> R) -> (R, Option<Slot>) {
+    let mut left = None;
+    let result = offering(slot, || {
+        let result = call();
+        if OFFERED.replace(0) != 0 {
+            left = SLOT.with(|cell| cell.borrow_mut().take());
+        }
+        result
+    });
+    (result, left)
+}
+
 struct Restore(Option<Option<Slot>>);
 
 impl Drop for Restore {

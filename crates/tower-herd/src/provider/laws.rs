@@ -95,7 +95,7 @@ impl History {
         assert!(core.gate.busy() <= core.gate.cap(), "seed {}: above the ceiling", self.seed);
         self.model.borrow_mut().admitted += 1;
         let admitting = handover::Admitting::new(&core, slot.admitted());
-        let mut sensing = provider.begin(None);
+        let mut sensing = provider.begin(super::Caller::default());
         drop(admitting);
         let place = slot.sent();
         self.check();

@@ -26,10 +26,18 @@
 //! narrowest scope that the reply speaks of. A 429 met through a scope pauses that scope; when two
 //! scopes were paused by 429s without a hint within a minute, the whole provider is.
 #![cfg_attr(
-    not(all(feature = "retry-after", feature = "fleet-limit", feature = "hashed-failover")),
+    not(all(
+        feature = "retry-after",
+        feature = "fleet-limit",
+        feature = "hashed-failover",
+        feature = "breaker"
+    )),
     allow(dead_code, unused_imports, reason = "each layer uses a part of it")
 )]
 
+#[cfg(feature = "breaker")]
+mod breaking;
+mod broken;
 #[allow(dead_code, reason = "the fleet's lease and reports drive what is left")]
 #[allow(clippy::collapsible_if, reason = "two steps of a rule read better as two")]
 #[allow(
@@ -44,6 +52,7 @@ pub(crate) mod handover;
 mod laws;
 mod pause;
 mod ramp;
+mod reopening;
 mod scope;
 mod sensing;
 mod settings;
@@ -57,13 +66,17 @@ pub use fleet::Fleet;
 pub use pause::PauseReason;
 pub use settings::{ProviderSettings, SettingsError};
 
+#[cfg(feature = "breaker")]
+pub(crate) use breaking::WatchedProbe;
 pub(crate) use scope::Rest;
-pub(crate) use sensing::Sensing;
+pub(crate) use sensing::{Caller, Sensing};
 pub(crate) use slot::{Denied, Place, Slot};
 pub(crate) use tokens::{Booked, TokenWait, Unbooked};
-pub(crate) use wait::{Admission, WaitFor};
+pub(crate) use wait::{Admission, BROKEN, WaitFor};
 pub(crate) use waiting::Waiting;
-#[cfg(feature = "budget")]
+#[cfg(feature = "breaker")]
+pub(crate) use watch::Effect;
+#[cfg(any(feature = "breaker", feature = "budget"))]
 pub(crate) use watch::Verdict;
 
 use crate::{
@@ -118,6 +131,10 @@ pub(crate) struct Core {
     throttled: AtomicU64,
     /// When retries further in were last reported, in nanoseconds; 0: never.
     inner_retries: AtomicU64,
+    /// The number of the next probe.
+    probes: AtomicU32,
+    /// The queue is held for an open breaker.
+    held: AtomicBool,
     durations: Apart<Mutex<Durations>>,
     aborts: AtomicBool,
     /// A sensor watches calls of it.
@@ -127,8 +144,9 @@ pub(crate) struct Core {
 
 /// In cache lines of its own (processors fetch them in pairs), so that writing it does not slow down
 /// those who read its neighbours on every call.
+#[derive(Debug, Default)]
 #[repr(align(128))]
-struct Apart<T>(T);
+pub(crate) struct Apart<T>(pub(crate) T);
 
 /// What somebody who joins a provider's queue has to expect.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +167,7 @@ impl Handle for Arc<Core> {
 }
 
 /// Poison means that a panic passed by; every state here is whole at each step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -175,6 +193,8 @@ impl Core {
             follows_quota: AtomicBool::new(false),
             throttled: AtomicU64::new(0),
             inner_retries: AtomicU64::new(0),
+            probes: AtomicU32::new(0),
+            held: AtomicBool::new(false),
             durations: Apart(Mutex::default()),
             aborts: known.aborts.into(),
             sensor: AtomicBool::new(false),
@@ -223,6 +243,7 @@ impl Core {
     /// and are never seen to differ by who holds it.
     fn pause_all(&self, control: &mut Control, now: Time, wait: Duration, reason: PauseReason) -> Duration {
         let held = self.root.change(|pause| pause.set(now, wait, reason));
+        // (One that is held for a breaker learns of this one when that closes.)
         control.pause(now, now.saturating_add(held));
         held
     }
@@ -325,10 +346,13 @@ impl Provider {
         self.pause(self.core.clock().now(), wait, PauseReason::Operator, self.scope.as_deref());
     }
 
-    /// Ends its pause now, whatever the reason.
+    /// Ends its pause now, whatever the reason; an open breaker closes.
     pub fn clear_pause(&self) {
         let now = self.core.clock().now();
-        if let Some(scope) = &self.scope {
+        let on = self.scope.as_deref();
+        #[cfg(feature = "breaker")]
+        self.core.close_breaker(on, now, |_, _| true);
+        if let Some(scope) = on {
             scope.change(|pause| pause.clear(now));
         } else {
             self.core.control(|control, _, _| {
@@ -383,6 +407,12 @@ impl Provider {
         self.core.inner_retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_ok()
     }
 
+    /// Tells what is called through this handle from other providers and other scopes: no other rung has
+    /// this number.
+    pub(crate) fn number(&self) -> usize {
+        self.scope.as_ref().map_or_else(|| handover::address(&self.core), |scope| Arc::as_ptr(scope).addr())
+    }
+
     /// A sensor was built for it.
     pub(crate) fn has_sensor(&self) {
         self.core.sensor.store(true, Ordering::Relaxed);
@@ -402,6 +432,11 @@ impl Provider {
     #[cold]
     fn paused_at(&self, now: Time) -> Option<(Time, PauseReason)> {
         let root = self.core.root.paused(now);
+        if root.is_none_or(|(_, reason)| reason != PauseReason::Broken) {
+            // It was switched off while it was open.
+            #[cfg(feature = "breaker")]
+            self.core.let_go(now);
+        }
         let scope = self.scope.as_ref().and_then(|scope| scope.paused(now));
         root.into_iter().chain(scope).max_by_key(|(until, _)| *until)
     }

@@ -5,7 +5,11 @@
 //! (BerriAI/litellm#40130). A pause of minutes may be far longer than the trouble lasts
 //! (openclaw/openclaw#90717), so a long one lets a sparse probe through: one call every
 //! max(5 min, pause / 20).
+//!
+//! An open breaker is a pause too, kept beside the others ([`Broken`]): neither shortens the other, and its
+//! probes wait for the end of the server's own word.
 
+use super::broken::Broken;
 use crate::Time;
 use std::time::Duration;
 
@@ -25,6 +29,8 @@ pub enum PauseReason {
     Misconfigured,
     /// An operator said so.
     Operator,
+    /// Its [breaker](crate::breaker) is open.
+    Broken,
 }
 
 impl PauseReason {
@@ -38,6 +44,7 @@ impl PauseReason {
             PauseReason::Depleted => "depleted",
             PauseReason::Misconfigured => "misconfigured",
             PauseReason::Operator => "operator",
+            PauseReason::Broken => "broken",
         }
     }
 }
@@ -66,7 +73,8 @@ pub(crate) struct Pause {
     length: Duration,
     probe_at: Option<Time>,
     probe_gap: Duration,
-    probing: bool,
+    probing: Option<Probing>,
+    broken: Option<Broken>,
     /// When its end was moved last.
     moved: Time,
     /// Since when it is closed without a gap.
@@ -88,6 +96,18 @@ pub(crate) struct Closure {
     pub(crate) seen_open: Option<Time>,
 }
 
+/// A probe that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Probing {
+    /// Tells it from an earlier one that was given up.
+    number: u32,
+    /// Then it is given up, and another may go.
+    until: Time,
+    /// It was let out by a layer from which the gates below are hidden (a buffer stands between them): the
+    /// first of them that is asked for a probe sends this one.
+    lent: bool,
+}
+
 /// What a call that starts now meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
@@ -102,49 +122,158 @@ impl Pause {
         self.generation
     }
 
+    /// When it ends; [`Time::MAX`] if nobody can tell, since a breaker is open.
     pub(crate) fn until(&self) -> Time {
+        if self.in_force().is_some() { Time::MAX } else { self.until }
+    }
+
+    /// When it ends, its breaker aside.
+    pub(crate) fn own_until(&self) -> Time {
         self.until
     }
 
     pub(crate) fn look(&self, now: Time) -> Look {
-        match self.reason {
-            Some(reason) if now < self.until => Look::Until(self.until, reason),
-            _ => Look::Open,
+        let own = self.reason.filter(|_| now < self.until).map(|reason| (self.until, reason));
+        let broken = self.in_force().map(|broken| (broken.told(now), PauseReason::Broken));
+        match own.into_iter().chain(broken).max_by_key(|(until, _)| *until) {
+            Some((until, reason)) => Look::Until(until, reason),
+            None => Look::Open,
         }
+    }
+
+    /// The open breaker, whether or not it is enforced.
+    pub(crate) fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
+    }
+
+    #[inline]
+    fn in_force(&self) -> Option<&Broken> {
+        self.broken.as_ref().filter(|broken| broken.is_enforced())
+    }
+
+    /// Its breaker opens. Calls that are sent from here on tell of what is behind it.
+    pub(crate) fn open_breaker(&mut self, broken: impl FnOnce(u64) -> Broken) {
+        self.generation += 1;
+        self.probing = None;
+        self.broken = Some(broken(self.generation));
+    }
+
+    /// Its breaker closes, if `proof` (told whether a probe is under way) says so; since when it was open.
+    /// A pause beside it goes on.
+    pub(crate) fn close_breaker(
+        &mut self,
+        now: Time,
+        proof: impl FnOnce(&Broken, bool) -> bool,
+    ) -> Option<Time> {
+        let probing = self.probing.is_some();
+        let broken = self.broken.take_if(|broken| proof(broken, probing))?;
+        self.generation += 1;
+        self.probing = None;
+        if self.until < now {
+            // From here on those who waited are let out.
+            (self.until, self.reason) = (now, None);
+        }
+        Some(broken.since())
+    }
+
+    /// A probe of the open breaker came to nothing.
+    pub(crate) fn probe_failed(&mut self, now: Time) {
+        // None under way: it was given up before, or it is a call that nobody should have let through.
+        if let Some(broken) = self.broken.as_mut().filter(|_| self.probing.is_some()) {
+            broken.probe_failed(now);
+        }
+    }
+
+    fn is_probing(&self, now: Time) -> bool {
+        self.probing.is_some_and(|probe| now < probe.until)
     }
 
     /// Whether a probe may go now.
     pub(crate) fn probe_is_due(&self, now: Time) -> bool {
-        !self.probing && now < self.until && self.probe_at.is_some_and(|at| at <= now)
+        if self.probing.is_some_and(|probe| probe.lent && now < probe.until) {
+            return true;
+        }
+        let own = now < self.until;
+        let broken = self.in_force();
+        (own || broken.is_some())
+            && !self.is_probing(now)
+            && (!own || self.probe_at.is_some_and(|at| at <= now))
+            && broken.is_none_or(|broken| broken.probe_at() <= now)
     }
 
     /// Takes the one probe that is due, if one is; [`Self::probe_ended`] gives the place back.
-    pub(crate) fn take_probe(&mut self, now: Time) -> bool {
-        let is_due = self.probe_is_due(now);
-        if is_due {
-            self.probing = true;
+    pub(crate) fn take_probe(&mut self, now: Time, number: u32) -> bool {
+        if !self.probe_is_due(now) {
+            return false;
+        }
+        if let Some(probe) = self.probing.as_mut().filter(|probe| probe.lent && now < probe.until) {
+            (probe.number, probe.lent) = (number, false);
+            return true;
+        }
+        let mut until = Time::MAX;
+        if now < self.until {
             self.probe_at = Some(now.saturating_add(self.probe_gap));
+            until = now.saturating_add(self.probe_gap);
+        }
+        self.begin_probe(now, number, until);
+        true
+    }
+
+    fn begin_probe(&mut self, now: Time, number: u32, mut until: Time) {
+        let given_up = self.probing.is_some();
+        if let Some(broken) = &mut self.broken {
+            if given_up {
+                broken.probe_failed(now);
+            }
+            until = until.min(broken.sends_probe(now));
+        }
+        self.probing = Some(Probing { number, until, lent: false });
+    }
+
+    /// The probe of a breaker that is only observed: it takes no slot.
+    pub(crate) fn take_watched_probe(&mut self, now: Time, number: u32) -> bool {
+        let due = self.broken.as_ref().is_some_and(|broken| broken.probe_at() <= now);
+        let is_due = due && !self.is_probing(now);
+        if is_due {
+            self.begin_probe(now, number, Time::MAX);
         }
         is_due
     }
 
     /// The probe that was just taken does not go after all.
     pub(crate) fn untake_probe(&mut self, now: Time) {
-        self.probing = false;
+        self.probing = None;
         self.probe_at = self.probe_at.map(|at| at.min(now));
+        if let Some(broken) = &mut self.broken {
+            broken.untake(now);
+        }
+    }
+
+    /// A gate further in, which could not be seen, may send it.
+    pub(crate) fn lend_probe(&mut self, number: u32) {
+        if let Some(probe) = self.probing.as_mut().filter(|probe| probe.number == number) {
+            probe.lent = true;
+        }
     }
 
     /// When to look for a probe again, for who found none to take `now`; none if this pause is too short
     /// for one.
     pub(crate) fn probe_at(&self, now: Time) -> Option<Time> {
-        let at = self.probe_at?;
+        let own = if now < self.until { Some(self.probe_at) } else { None };
+        let (at, step) = match (own, self.in_force()) {
+            (None, None) | (Some(None), None) => return None,
+            (Some(Some(at)), None) => (at, self.probe_gap / 20),
+            (None, Some(broken)) => (broken.probe_at(), broken.step()),
+            (Some(at), Some(broken)) => (at.unwrap_or(self.until).max(broken.probe_at()), broken.step()),
+        };
         // Due, but one is under way or no slot was free: not at every instant.
-        let at = if at <= now { now.saturating_add(self.probe_gap / 20) } else { at };
-        (at < self.until).then_some(at)
+        let at = if at <= now { now.saturating_add(step) } else { at };
+        (at < self.until()).then_some(at)
     }
 
-    pub(crate) fn probe_ended(&mut self) {
-        self.probing = false;
+    /// Whoever sent it is back, or gone. (Not if it was given up: the place is another's by then.)
+    pub(crate) fn probe_ended(&mut self, number: u32) {
+        self.probing.take_if(|probe| probe.number == number);
     }
 
     /// Sets a pause; the wait in force after the merge.
@@ -236,6 +365,7 @@ impl Pause {
     }
 
     /// A call succeeded that was sent in generation `sent`. True if that ended a pause.
+    /// (A breaker closes by [`Self::close_breaker`].)
     pub(crate) fn succeeded(&mut self, now: Time, sent: u64) -> bool {
         if sent != self.generation {
             return false;
@@ -255,7 +385,7 @@ impl Pause {
 
     /// Whether a success would change anything.
     pub(crate) fn wants_success(&self) -> bool {
-        self.bare_streak > 0 || self.depleted_streak > 0 || self.reason.is_some()
+        self.bare_streak > 0 || self.depleted_streak > 0 || self.reason.is_some() || self.broken.is_some()
     }
 
     /// Ends the pause now.
@@ -317,11 +447,11 @@ mod tests {
         let mut pause = Pause::default();
         pause.set(at(0), secs(48 * 3600), PauseReason::Hint);
         assert_eq!(pause.until(), at(24 * 3600), "held 24 h at most");
-        assert!(!pause.take_probe(at(4000)));
-        assert!(pause.take_probe(at(4320)), "24 h / 20");
-        assert!(!pause.take_probe(at(4321)), "one at a time");
-        pause.probe_ended();
-        assert!(!pause.take_probe(at(4400)) && pause.take_probe(at(8640)));
+        assert!(!pause.take_probe(at(4000), 1));
+        assert!(pause.take_probe(at(4320), 1), "24 h / 20");
+        assert!(!pause.take_probe(at(4321), 1), "one at a time");
+        pause.probe_ended(1);
+        assert!(!pause.take_probe(at(4400), 1) && pause.take_probe(at(8640), 1));
         let sent = pause.generation();
         assert!(pause.succeeded(at(8641), sent));
         assert_eq!(pause.look(at(8641)), Look::Open);
@@ -331,12 +461,12 @@ mod tests {
     fn short_pauses_are_not_probed() {
         let mut pause = Pause::default();
         pause.set(at(0), secs(300), PauseReason::Hint);
-        assert!((0..300).all(|second| !pause.take_probe(at(second))));
+        assert!((0..300).all(|second| !pause.take_probe(at(second), 1)));
         assert_eq!(pause.probe_at(at(0)), None);
         // Nor is a short one by the probe that a long one before it has left over.
         pause.set(at(1000), secs(600), PauseReason::Hint);
         pause.set(at(1700), secs(10), PauseReason::Hint);
-        assert!((1700..1710).all(|second| !pause.take_probe(at(second))));
+        assert!((1700..1710).all(|second| !pause.take_probe(at(second), 1)));
         assert_eq!(pause.probe_at(at(1701)), None);
     }
 

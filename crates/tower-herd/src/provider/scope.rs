@@ -25,6 +25,8 @@ pub(crate) struct Scope {
     /// A ramp runs, or may have to begin; else nobody asks for it.
     pub(super) ramps: AtomicBool,
     pub(super) state: Mutex<State>,
+    /// Its breaker is open, enforced or not.
+    broken: AtomicBool,
     pub(super) watch: Watch,
 }
 
@@ -156,6 +158,11 @@ impl Scope {
         self.wants_success.load(Ordering::Relaxed)
     }
 
+    #[inline]
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
     pub(super) fn paused(&self, now: Time) -> Option<(Time, PauseReason)> {
         if self.is_open() {
             return None;
@@ -181,6 +188,7 @@ impl Scope {
         self.until.store(pause.until().as_nanos(), Ordering::Release);
         self.generation.store(pause.generation(), Ordering::Release);
         self.wants_success.store(pause.wants_success(), Ordering::Relaxed);
+        self.broken.store(pause.broken().is_some(), Ordering::Release);
         let after = pause.until();
         state.ramp.paused(pause, before);
         if pause.is_long() {
@@ -226,7 +234,9 @@ impl Scopes {
         }
         if self.known.len() >= self.most {
             let now = now();
-            self.known.retain(|_, scope| Arc::strong_count(scope) > 1 || scope.paused(now).is_some());
+            self.known.retain(|_, scope| {
+                Arc::strong_count(scope) > 1 || scope.paused(now).is_some() || scope.is_broken()
+            });
             // Not at each newcomer where all are in use: to look at all of them takes its time.
             self.most = MANY.max(self.known.len().saturating_mul(2));
         }

@@ -5,7 +5,7 @@ use super::{
     pause::{Pause, PauseReason},
     watch::{Verdict, Watch, Watched},
 };
-use crate::{Classify, Kind, Pushback, Quota, Reach, Signal, Time, observe::Event};
+use crate::{Classify, Kind, Pushback, Quota, Reach, Signal, Task, Time, observe::Event};
 use std::{sync::atomic::Ordering, time::Duration};
 use tokio::time::Instant;
 
@@ -53,14 +53,37 @@ const SHORT: Duration = Duration::from_millis(1);
 /// A fixed window with less left than this, or than a quarter of it, is followed call by call.
 const LOW: u32 = 64;
 
+/// What the task of a call says of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Caller {
+    /// When the task ends.
+    deadline: Option<Instant>,
+    /// Where its request has failed before, if it has ([`Provider::number`]).
+    failed_at: Option<usize>,
+}
+
+impl Caller {
+    #[inline]
+    pub(crate) fn of(task: Option<&Task>) -> Self {
+        let Some(task) = task else { return Caller::default() };
+        Caller { deadline: task.deadline_at(), failed_at: task.failed_at() }
+    }
+}
+
 impl Provider {
     /// A call has started: the gate watches it itself if no sensor was seen to watch it.
     #[inline]
     pub(crate) fn begin_unwatched(&self) -> Option<Sensing> {
+        self.begin_unwatched_of(Caller::default())
+    }
+
+    /// The same for who knows the task.
+    #[inline]
+    pub(crate) fn begin_unwatched_of(&self, caller: Caller) -> Option<Sensing> {
         if handover::is_watched(&self.core) {
             return None;
         }
-        let mut sensing = self.begin(None);
+        let mut sensing = self.begin(caller);
         sensing.unsure = self.core.sensor.load(Ordering::Relaxed);
         Some(sensing)
     }
@@ -71,9 +94,16 @@ impl Provider {
         handover::mark_sensed(&self.core);
     }
 
-    /// A call starts whose task ends at `deadline`, if that is known.
+    /// What is to be known of a request's task before it is sent, if the call may have to be watched here.
+    #[cfg(feature = "breaker")]
     #[inline]
-    pub(crate) fn begin(&self, deadline: Option<Instant>) -> Sensing {
+    pub(crate) fn caller(&self, task: impl FnOnce() -> Caller) -> Caller {
+        if self.core.sensor.load(Ordering::Relaxed) { Caller::default() } else { task() }
+    }
+
+    /// A call of this caller starts.
+    #[inline]
+    pub(crate) fn begin(&self, caller: Caller) -> Sensing {
         let core = &self.core;
         handover::mark_sensed(core);
         handover::mark_sent();
@@ -94,19 +124,24 @@ impl Provider {
             measured,
             sampled: nth < MEASURE_ALL || nth & SELDOM == 0,
             unsure: false,
-            deadline,
-            watched: self.watch(),
+            deadline: caller.deadline,
+            watched: self.watch(nth, caller),
             phase: Phase::Running,
             provider: self.clone(),
         }
     }
 
     #[inline]
-    fn watch(&self) -> Option<[Watched; 2]> {
+    fn watch(&self, nth: u64, caller: Caller) -> Option<[Watched; 2]> {
         let root = &self.core.root.watch;
         let scope = self.scope.as_ref().map(|scope| &scope.watch);
         let active = root.is_active() || scope.is_some_and(Watch::is_active);
-        active.then(|| [root.begin(), scope.map_or_else(Watched::default, Watch::begin)])
+        active.then(|| {
+            let own = |at| at == self.number() || at == handover::address(&self.core);
+            let elsewhere = caller.failed_at.is_some_and(|at| !own(at));
+            let scope = scope.map_or_else(Watched::default, |scope| scope.begin(nth, elsewhere));
+            [root.begin(nth, elsewhere), scope]
+        })
     }
 }
 
@@ -171,10 +206,19 @@ impl Sensing {
         let Some([root, scope]) = self.watched.take() else { return };
         let core = &self.provider.core;
         let now = || core.clock().now();
-        core.root.watch.settled(root, verdict, now);
-        if let Some(on) = &self.provider.scope {
-            on.watch.settled(scope, verdict, now);
+        let effect = core.root.watch.settled(root, verdict, now);
+        let on = self.provider.scope.as_deref();
+        let below = on.and_then(|on| on.watch.settled(scope, verdict, now));
+        #[cfg(feature = "breaker")]
+        if let Some(effect) = effect {
+            core.follow(None, effect);
         }
+        #[cfg(feature = "breaker")]
+        if let (Some(_), Some(effect)) = (on, below) {
+            core.follow(on, effect);
+        }
+        #[cfg(not(feature = "breaker"))]
+        let _ = (effect, below);
     }
 
     /// The body of a good reply has ended: well (none), or with this signal (trailers, a body error,
@@ -217,6 +261,7 @@ impl Sensing {
     fn success(&self, signal: &Signal) {
         let core = &self.provider.core;
         let now = core.clock().now();
+        self.alive(now);
         if let Some(scope) = self.provider.scope.as_ref().filter(|scope| scope.wants_success()) {
             scope.change(|pause| pause.succeeded(now, self.scope));
         }
@@ -232,6 +277,19 @@ impl Sensing {
             self.window_used_up(now, &quota);
             self.quota(&quota, follows);
         }
+    }
+
+    /// The provider works: if this was sent after a breaker of it had opened, that closes.
+    fn alive(&self, now: Time) {
+        #[cfg(feature = "breaker")]
+        for (on, sent) in [(None, self.root), (self.provider.scope.as_deref(), self.scope)] {
+            // One that is only observed lets all calls pass: the one that stands for its probe proves.
+            self.provider.core.close_breaker(on, now, |broken, probing| {
+                broken.is_proof(sent) && (probing || broken.is_enforced())
+            });
+        }
+        #[cfg(not(feature = "breaker"))]
+        let _ = now;
     }
 
     /// Decides how closely the next quotas are followed. A bucket that the pace is reckoned from: call by
@@ -293,6 +351,7 @@ impl Sensing {
             Kind::Throttled => {
                 core.throttled.fetch_add(1, Ordering::Relaxed);
                 self.throttled(now, signal);
+                self.alive(now);
             }
             Kind::Overloaded => self.overloaded(now, signal),
             Kind::Depleted => self.long_pause(now, signal, PauseReason::Depleted),
@@ -375,7 +434,13 @@ impl Sensing {
             _ => pause.change(|pause| pause.misconfigured()),
         };
         core.control(|control, busy, _| control.on_failed(now, self.admitted, busy));
+        #[cfg(feature = "breaker")]
+        let begins = !wait.is_zero() && Provider::begins(pause, now, reason);
         self.provider.pause(now, wait, reason, scope);
+        #[cfg(feature = "breaker")]
+        if begins {
+            core.raise_pause(scope, now, wait, signal);
+        }
     }
 }
 
@@ -437,7 +502,7 @@ mod tests {
     /// Which of the next calls look for a quota; each is told `signal` if it does, and a bare success if not.
     fn looks(provider: &Provider, calls: usize, signal: &Signal) -> usize {
         let look = |_| {
-            let mut sensing = provider.begin(None);
+            let mut sensing = provider.begin(Caller::default());
             let wanted = sensing.wants_quota();
             sensing.outcome(if wanted { signal } else { &const { Signal::new(Kind::Success) } });
             sensing.end(None);

@@ -4,7 +4,7 @@ use super::{
     pause::{Pause, PauseReason},
 };
 use crate::{RefusalKind, Time, gate::Blocked};
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 /// Leave for one call: a place under the ceiling, and what it was admitted as. Given back when dropped.
 #[must_use = "dropped, it is given back"]
@@ -26,13 +26,18 @@ pub(crate) struct Place {
     /// It probes the pause of the whole provider (or both, where both are paused).
     root: bool,
     sent: bool,
+    /// It was given back already; what is left is the probe.
+    freed: bool,
+    /// Which probe it is.
+    probe: u32,
 }
 
 impl Slot {
     /// The guard of a slot that was just taken from the gate of `core`.
     #[inline]
     pub(crate) fn new(core: Arc<Core>, admitted: Option<Admitted>) -> Self {
-        Slot { place: Place { core, scope: None, root: false, sent: false }, admitted }
+        let place = Place { core, scope: None, root: false, sent: false, freed: false, probe: 0 };
+        Slot { place, admitted }
     }
 
     /// Tells providers apart.
@@ -70,6 +75,23 @@ impl Place {
     pub(crate) fn end(mut self) {
         self.sent = false;
     }
+
+    /// Nobody has taken this probe's slot: those further in are hidden, or there are none. Whoever is
+    /// there takes a slot of its own, so this one is given back; the probe stays ours until it is sent.
+    pub(crate) fn lend(&mut self) {
+        self.core.gate.release();
+        self.freed = true;
+        self.each(|pause, number| pause.lend_probe(number));
+    }
+
+    fn each(&self, mut change: impl FnMut(&mut Pause, u32)) {
+        if self.root {
+            self.core.root.change(|pause| change(pause, self.probe));
+        }
+        if let Some(scope) = &self.scope {
+            scope.change(|pause| change(pause, self.probe));
+        }
+    }
 }
 
 impl Drop for Place {
@@ -78,7 +100,8 @@ impl Drop for Place {
         if self.is_probe() {
             self.probe_ended();
         }
-        if self.sent {
+        if self.freed {
+        } else if self.sent {
             self.core.release_later();
         } else {
             self.core.release();
@@ -110,12 +133,7 @@ impl Core {
 impl Place {
     #[cold]
     fn probe_ended(&self) {
-        if self.root {
-            self.core.root.change(Pause::probe_ended);
-        }
-        if let Some(scope) = &self.scope {
-            scope.change(Pause::probe_ended);
-        }
+        self.each(|pause, number| pause.probe_ended(number));
     }
 }
 
@@ -213,12 +231,13 @@ impl Provider {
         (root, self.scope.as_ref().filter(|scope| scope.paused(now).is_some()))
     }
 
-    /// The sparse probe of a long pause. It takes a slot like any call: those of other scopes, and calls
+    /// The sparse probe of a long pause, or that of an open breaker. It takes a slot like any call: those of other scopes, and calls
     /// sent before the pause, may fill the ceiling.
     fn try_probe(&self, now: Time) -> Option<Slot> {
         let (root, scope) = self.pauses(now);
         let is_due = |on: &Scope| on.change(|pause| pause.probe_is_due(now));
-        let take = |on: &Scope| on.change(|pause| pause.take_probe(now));
+        let number = self.core.probes.fetch_add(1, Ordering::Relaxed);
+        let take = |on: &Scope| on.change(|pause| pause.take_probe(now, number));
         // Where both are paused it is a probe of both, or a call too early for one.
         let due = root.is_none_or(is_due) && scope.is_none_or(|scope| is_due(scope));
         if !due || !self.core.gate.try_take(now, |control, busy| busy < control.ceiling()) {
@@ -234,7 +253,7 @@ impl Provider {
             }
             return None;
         }
-        (slot.place.root, slot.place.scope) = (root.is_some(), scope.cloned());
+        (slot.place.root, slot.place.scope, slot.place.probe) = (root.is_some(), scope.cloned(), number);
         Some(slot)
     }
 }

@@ -14,6 +14,9 @@ use std::{
 };
 use tokio::time::Sleep;
 
+/// Why nobody calls whose breaker is open.
+pub(crate) const BROKEN: &str = "its breaker is open";
+
 /// Who waits, and how long at most.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitFor {
@@ -188,8 +191,13 @@ impl Provider {
             PauseReason::Depleted => "its account has nothing left",
             PauseReason::Misconfigured => "it rejects our key or configuration",
             PauseReason::Operator => "an operator paused it",
+            PauseReason::Broken => BROKEN,
         };
-        self.refuse(RefusalKind::Paused, why, Some(until))
+        let kind = match reason {
+            PauseReason::Broken => RefusalKind::Open,
+            _ => RefusalKind::Paused,
+        };
+        self.refuse(kind, why, Some(until))
     }
 
     /// A layer that only observes would have refused this call, or held it back.

@@ -18,6 +18,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Watch {
     /// Somebody counts here; else calls pass with this one look.
     active: AtomicBool,
+    #[cfg(feature = "breaker")]
+    pub(crate) breaker: crate::breaker::Cell,
     #[cfg(feature = "budget")]
     throttle: OnceLock<Arc<Throttle>>,
     /// Of the ramp, while one runs.
@@ -26,7 +28,14 @@ pub(crate) struct Watch {
 
 /// What a call was sent under.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Watched {}
+pub(crate) struct Watched {
+    /// Which it was: later calls have higher numbers (or the same, of two at one instant).
+    start: u64,
+    /// The breaker's epoch.
+    epoch: u32,
+    /// Its task has failed elsewhere: a failure here may be the request's own fault.
+    elsewhere: bool,
+}
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,32 +48,78 @@ pub(crate) enum Verdict {
     Dropped,
 }
 
+impl Verdict {
+    fn is_failure(self) -> bool {
+        matches!(self, Verdict::Reply(Kind::Failed | Kind::Overloaded) | Verdict::TimedOut)
+    }
+}
+
+/// What follows from the outcome of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// The breaker opens.
+    Tripped(Time),
+    /// It is open, and stays so.
+    ProbeFailed(Time),
+}
+
 impl Watch {
     #[inline]
     pub(super) fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed) || self.tally.is_on()
     }
 
-    /// A call starts.
+    /// Somebody counts here from now on.
+    #[cfg(feature = "breaker")]
+    pub(crate) fn activate(&self) {
+        self.active.store(true, Ordering::Relaxed);
+    }
+
+    /// A call starts, the `start`-th; `elsewhere`: its task has failed at another rung.
     #[inline]
-    pub(super) fn begin(&self) -> Watched {
+    pub(super) fn begin(&self, start: u64, elsewhere: bool) -> Watched {
         #[cfg(feature = "budget")]
         if let Some(throttle) = self.throttle.get() {
             throttle.sent();
         }
         self.tally.began();
-        Watched {}
+        #[cfg(feature = "breaker")]
+        let epoch = self.breaker.epoch();
+        #[cfg(not(feature = "breaker"))]
+        let epoch = 0;
+        Watched { start, epoch, elsewhere }
     }
 
     /// A call that began as `watched` came to this.
     #[inline]
-    pub(super) fn settled(&self, watched: Watched, verdict: Verdict, now: impl FnOnce() -> Time) {
+    #[must_use]
+    pub(super) fn settled(
+        &self,
+        watched: Watched,
+        verdict: Verdict,
+        now: impl FnOnce() -> Time + Copy,
+    ) -> Option<Effect> {
         #[cfg(feature = "budget")]
         if let Some(throttle) = self.throttle.get() {
             throttle.settled(verdict, now);
         }
         self.tally.settled(verdict);
-        let _ = watched;
+        if watched.elsewhere && verdict.is_failure() {
+            return None;
+        }
+        #[cfg(feature = "breaker")]
+        return self.breaker.settled(watched.epoch, watched.start, verdict, now);
+        #[cfg(not(feature = "breaker"))]
+        {
+            let _ = (watched.start, watched.epoch, now);
+            None
+        }
+    }
+
+    pub(super) fn incident_over(&self, now: Time) {
+        let _ = now;
+        #[cfg(feature = "breaker")]
+        self.breaker.incident_over();
     }
 
     /// What decides the share of calls that are not sent; from now on it hears of all calls.

@@ -137,6 +137,8 @@ struct Inner {
     /// The throttles that refused it, and when it was last counted there.
     #[cfg(feature = "budget")]
     shed: [AtomicU64; SHEDS],
+    /// The rung at which its request failed first; 0: none.
+    failed_at: AtomicUsize,
     /// Where its last call that was no success went.
     last: Mutex<Last>,
     /// What became of its tool calls.
@@ -187,6 +189,7 @@ impl Task {
             deposited: Default::default(),
             #[cfg(feature = "budget")]
             shed: Default::default(),
+            failed_at: AtomicUsize::new(0),
             last: Mutex::default(),
             #[cfg(feature = "tool-calls")]
             tool_calls: Mutex::default(),
@@ -331,6 +334,7 @@ impl Task {
                 deposited: Default::default(),
                 #[cfg(feature = "budget")]
                 shed: Default::default(),
+                failed_at: AtomicUsize::new(0),
                 last: Mutex::default(),
                 #[cfg(feature = "tool-calls")]
                 tool_calls: Mutex::default(),
@@ -482,6 +486,28 @@ impl Task {
         if executed {
             last.home = Some(provider.clone());
         }
+    }
+
+    /// Its request failed at this rung of a ladder. The first one is remembered: what fails there and then
+    /// elsewhere too may be the request's own fault.
+    #[cfg_attr(not(feature = "hashed-failover"), expect(dead_code, reason = "only a ladder has several"))]
+    pub(crate) fn note_failed(&self, rung: usize) {
+        let _ = self.0.failed_at.compare_exchange(0, rung, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// It went well after all, or another request of it did: nothing is wrong with it.
+    #[cfg_attr(not(feature = "hashed-failover"), expect(dead_code, reason = "only a ladder has several"))]
+    pub(crate) fn note_success(&self) {
+        // Read first: a store would take the cache line from the task's other calls.
+        if self.0.failed_at.load(Ordering::Relaxed) != 0 {
+            self.0.failed_at.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The rung at which its request failed first.
+    #[inline]
+    pub(crate) fn failed_at(&self) -> Option<usize> {
+        Some(self.0.failed_at.load(Ordering::Relaxed)).filter(|rung| *rung != 0)
     }
 
     /// Where its last call that was no success went, if that was through a ladder.

@@ -75,9 +75,24 @@ impl Control {
         }
     }
 
+    /// Pauses the scope for as long as its breaker is open: nobody knows until when.
+    pub fn hold(&mut self, now: Time) {
+        self.set_pause(now, WINDOW, false);
+        self.pause = Time::MAX;
+    }
+
+    /// The breaker has closed. What is left of another pause goes on, until `until`; and in line, as
+    /// always.
+    pub fn let_go(&mut self, now: Time, until: Time) {
+        if self.pause == Time::MAX {
+            self.pause = now;
+            self.set_pause(now, until.saturating_since(now), false);
+        }
+    }
+
     /// Ends the pause (a later success, an operator). What follows is still released in line.
     pub fn pause_clear(&mut self, now: Time) {
-        if now < self.pause {
+        if now < self.pause && self.pause != Time::MAX {
             self.pause = now;
             if let Some(r) = &mut self.release {
                 let length = r.until.saturating_since(r.from);
