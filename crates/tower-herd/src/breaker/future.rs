@@ -100,11 +100,12 @@ where
             future
         }
         Mode::Enforce => {
-            // A ladder further out has taken the probe for this call.
-            if handover::offered(provider.core()) == Some(true) {
-                return call(inner, request, provider, caller, classify);
-            }
-            match provider.try_breaker_probe(now) {
+            let probing = match handover::offered(provider.core()) {
+                // A ladder further out has taken the probe for this call.
+                Some(true) => handover::take(provider.core()),
+                _ => provider.try_breaker_probe(now),
+            };
+            match probing {
                 Some(slot) => probe(inner, request, slot, provider, caller, classify),
                 None => {
                     let error = Some(provider.broken_refusal(now).into());

@@ -190,7 +190,7 @@ fn consecutive_failures_shut_out_a_provider_that_serves_most() {
         let (mut served, mut offered) = (0.0, 0.0);
         let mut random = fastrand::Rng::with_seed(7);
         let mut start = 0;
-        // As many cycles as make the share certain to a percent or so.
+        // As many cycles as make the share certain to a few percent.
         for _ in 0..2000 {
             let cell = cell(BreakerSettings::strict());
             loop {
@@ -211,7 +211,7 @@ fn consecutive_failures_shut_out_a_provider_that_serves_most() {
             }
         }
         let share: f64 = served / offered;
-        assert!((share - expected).abs() < 0.03, "{failing}: {share} and not {expected}");
+        assert!((share - expected).abs() < 0.05, "{failing}: {share} and not {expected}");
     }
 }
 

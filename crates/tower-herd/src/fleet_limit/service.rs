@@ -55,7 +55,7 @@ where
         }
         let slot = match handover::take(provider.core()) {
             Some(slot) => Ok(slot),
-            None => provider.try_slot(),
+            None => provider.try_gate_slot(),
         };
         let (hold, classify) = (self.hold.clone(), self.classify.clone());
         match slot {

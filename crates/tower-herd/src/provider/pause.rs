@@ -188,11 +188,22 @@ impl Pause {
         self.probing.is_some_and(|probe| now < probe.until)
     }
 
+    /// Whether there is a probe that a gate further in may send for who has let it out.
+    pub(crate) fn probe_is_lent(&self, now: Time) -> bool {
+        self.probing.is_some_and(|probe| probe.lent && now < probe.until)
+    }
+
+    /// Sends it: the place is the gate's now.
+    pub(crate) fn adopt_probe(&mut self, now: Time, number: u32) -> bool {
+        let is_lent = self.probe_is_lent(now);
+        if let Some(probe) = self.probing.as_mut().filter(|_| is_lent) {
+            (probe.number, probe.lent) = (number, false);
+        }
+        is_lent
+    }
+
     /// Whether a probe may go now.
     pub(crate) fn probe_is_due(&self, now: Time) -> bool {
-        if self.probing.is_some_and(|probe| probe.lent && now < probe.until) {
-            return true;
-        }
         let own = now < self.until;
         let broken = self.in_force();
         (own || broken.is_some())
@@ -205,10 +216,6 @@ impl Pause {
     pub(crate) fn take_probe(&mut self, now: Time, number: u32) -> bool {
         if !self.probe_is_due(now) {
             return false;
-        }
-        if let Some(probe) = self.probing.as_mut().filter(|probe| probe.lent && now < probe.until) {
-            (probe.number, probe.lent) = (number, false);
-            return true;
         }
         let mut until = Time::MAX;
         if now < self.until {

@@ -137,6 +137,14 @@ impl Place {
     }
 }
 
+/// Who asks for a slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asker {
+    /// It looks from outside: what is on its way inside already is not its.
+    Ladder,
+    Gate,
+}
+
 /// Why there is no slot right now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
@@ -160,12 +168,23 @@ impl Provider {
     /// A slot, if one may be had at once.
     #[inline]
     pub(crate) fn try_slot(&self) -> Result<Slot, Denied> {
+        self.try_slot_of(Asker::Ladder)
+    }
+
+    /// The same for a gate: a probe that a breaker further out has lent comes through it.
+    #[inline]
+    pub(crate) fn try_gate_slot(&self) -> Result<Slot, Denied> {
+        self.try_slot_of(Asker::Gate)
+    }
+
+    #[inline]
+    fn try_slot_of(&self, asker: Asker) -> Result<Slot, Denied> {
         let open = self.scope.as_ref().is_none_or(|scope| scope.is_open());
         // The gate is told to be slow while the provider itself is paused.
         if open && self.core.gate.try_acquire() {
             return Ok(Slot::new(self.core.clone(), None));
         }
-        self.try_slot_slow()
+        self.try_slot_slow(asker)
     }
 
     /// A bare slot, if one is free and nothing stands in the way: its owner gives it back with
@@ -189,10 +208,11 @@ impl Provider {
 
     #[cold]
     #[inline(never)]
-    fn try_slot_slow(&self) -> Result<Slot, Denied> {
+    fn try_slot_slow(&self, asker: Asker) -> Result<Slot, Denied> {
         let now = self.core.clock().now();
         if let Some((until, reason)) = self.paused_at(now) {
-            return self.try_probe(now).ok_or(Denied::Paused(until, reason));
+            let lent = if asker == Asker::Gate { self.try_lent_probe(now) } else { None };
+            return lent.or_else(|| self.try_probe(now)).ok_or(Denied::Paused(until, reason));
         }
         match self.core.gate.try_admit(now) {
             Ok(admitted) => Ok(Slot::new(self.core.clone(), Some(admitted))),
@@ -231,13 +251,27 @@ impl Provider {
         (root, self.scope.as_ref().filter(|scope| scope.paused(now).is_some()))
     }
 
-    /// The sparse probe of a long pause, or that of an open breaker. It takes a slot like any call: those of other scopes, and calls
-    /// sent before the pause, may fill the ceiling.
+    /// The sparse probe of a long pause, or that of an open breaker. It takes a slot like any call: those of
+    /// other scopes, and calls sent before the pause, may fill the ceiling.
     fn try_probe(&self, now: Time) -> Option<Slot> {
+        self.probe_if(now, Pause::probe_is_due, Pause::take_probe)
+    }
+
+    /// A probe that was let out further out, and is on its way here.
+    fn try_lent_probe(&self, now: Time) -> Option<Slot> {
+        self.probe_if(now, Pause::probe_is_lent, Pause::adopt_probe)
+    }
+
+    fn probe_if(
+        &self,
+        now: Time,
+        is_due: fn(&Pause, Time) -> bool,
+        take: fn(&mut Pause, Time, u32) -> bool,
+    ) -> Option<Slot> {
         let (root, scope) = self.pauses(now);
-        let is_due = |on: &Scope| on.change(|pause| pause.probe_is_due(now));
         let number = self.core.probes.fetch_add(1, Ordering::Relaxed);
-        let take = |on: &Scope| on.change(|pause| pause.take_probe(now, number));
+        let is_due = |on: &Scope| on.change(|pause| is_due(pause, now));
+        let take = |on: &Scope| on.change(|pause| take(pause, now, number));
         // Where both are paused it is a probe of both, or a call too early for one.
         let due = root.is_none_or(is_due) && scope.is_none_or(|scope| is_due(scope));
         if !due || !self.core.gate.try_take(now, |control, busy| busy < control.ceiling()) {

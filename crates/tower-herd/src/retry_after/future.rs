@@ -90,7 +90,7 @@ where
     }
     handover::mark_sensed(provider.core());
     if paused.is_some()
-        && let Ok(probe) = provider.try_slot()
+        && let Ok(probe) = provider.try_gate_slot()
     {
         let (future, sensing) = send(&mut service.inner, request, probe, provider);
         return ResponseFuture { state: State::Calling { future }, sensing, classify };
