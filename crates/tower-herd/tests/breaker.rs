@@ -194,9 +194,12 @@ async fn a_probe_goes_not_before_the_end_of_the_servers_own_wait() {
     for hint in [60, 200] {
         let provider = provider(hint);
         // The last failure names a wait.
-        let script = Script::new(move |nth, _| {
-            if nth == 4 { answer(503).header("retry-after", hint) } else { answer(500) }
-        });
+        let script =
+            Script::new(
+                move |nth, _| {
+                    if nth == 4 { answer(503).header("retry-after", hint) } else { answer(500) }
+                },
+            );
         let service = stack(strict(&provider), &provider, script.clone());
         let start = Instant::now();
         for _ in 0..4000 {
