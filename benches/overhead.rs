@@ -29,8 +29,8 @@ use std::{
 };
 use tower::{Layer, Service, ServiceBuilder};
 use tower_herd::{
-    Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider, ProviderSettings,
-    RetryAfterLayer, Signal,
+    BreakerLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
+    ProviderSettings, RetryAfterLayer, Signal,
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -324,6 +324,26 @@ fn number_stack(
         .service(Inner)
 }
 
+/// The same with a breaker in its place: outside the pause.
+fn broken_stack(
+    provider: &Provider,
+) -> impl Service<u64, Response = u64, Future: Send> + Clone + Send + use<> {
+    ServiceBuilder::new()
+        .layer(JitteredRetryLayer::new().classify(Numbers))
+        .layer(BreakerLayer::new(provider).classify(Numbers))
+        .layer(RetryAfterLayer::new(provider).classify(Numbers))
+        .layer(FleetLimitLayer::new(provider).until_reply().classify(Numbers))
+        .layer(ClassifyLayer::new(provider).classify(Numbers).replies())
+        .service(Inner)
+}
+
+/// A breaker alone, and around a sensor.
+fn breaker_alone(
+    provider: &Provider,
+) -> impl Service<u64, Response = u64, Future: Send> + Clone + Send + use<> {
+    BreakerLayer::new(provider).classify(Numbers).layer(Inner)
+}
+
 fn http_stack(
     provider: &Provider,
 ) -> impl Service<HttpRequest, Response: Consume, Future: Send> + Clone + Send + use<> {
@@ -339,6 +359,8 @@ fn numbers_of_ours(bench: &mut Bench<'_>) {
     let provider = configured();
     let retry = JitteredRetryLayer::new().classify(Numbers).layer(Inner);
     bench.calls::<u64, _>("u64/ours/retry", retry);
+    let breaker = BreakerLayer::new(&configured()).classify(Numbers).layer(Inner);
+    bench.calls::<u64, _>("u64/ours/breaker", breaker);
     let pause = RetryAfterLayer::new(&provider).classify(Numbers).layer(Inner);
     bench.calls::<u64, _>("u64/ours/pause", pause);
     let limit = FleetLimitLayer::new(&provider).until_reply().classify(Numbers).layer(Inner);
@@ -350,13 +372,20 @@ fn numbers_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<u64, _>("u64/ours/pause over classify", pause.layer(sensor.layer(Inner)));
     let limit = FleetLimitLayer::new(&provider).until_reply().classify(Numbers);
     bench.calls::<u64, _>("u64/ours/limit over classify", limit.layer(sensor.layer(Inner)));
+    let provider = configured();
+    let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies();
+    let breaker = BreakerLayer::new(&provider).classify(Numbers);
+    bench.calls::<u64, _>("u64/ours/breaker over classify", breaker.layer(sensor.layer(Inner)));
+    let provider = configured();
     bench.calls::<u64, _>("u64/ours/stack", number_stack(&provider));
+    bench.calls::<u64, _>("u64/ours/stack with breaker", broken_stack(&configured()));
     bench.calls::<u64, _>("u64/ours/stack, nothing configured", number_stack(&unconfigured()));
 }
 
 fn http_of_ours(bench: &mut Bench<'_>) {
     let provider = configured();
     bench.calls::<HttpRequest, _>("http/ours/retry", JitteredRetryLayer::new().layer(Inner));
+    bench.calls::<HttpRequest, _>("http/ours/breaker", BreakerLayer::new(&configured()).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/pause", RetryAfterLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/limit", FleetLimitLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/classify", ClassifyLayer::new(&provider).layer(Inner));
@@ -457,10 +486,9 @@ impl Table<'_> {
             row(kind, &format!("{kind}: classify"), "-", "-", "classify", &each);
             let all = format!("<= {stack}, <= {share} of the peer");
             row(kind, &format!("{kind}: stack"), "stack", "stack", "stack", &all);
-            // Ours has no breaker: told, not compared.
-            if let Some(nanos) = self.over(kind, "peer/stack with breaker") {
-                println!("| {kind}: the peer's stack with its breaker | - | {nanos:.1} | - | - | - | - |");
-            }
+            row(kind, &format!("{kind}: breaker"), "-", "-", "breaker", &each);
+            let with = "stack with breaker";
+            row(kind, &format!("{kind}: {with}"), "-", with, with, &all);
             let unknown = "stack, nothing configured";
             row(kind, &format!("{kind}: {unknown}"), "stack", "stack", unknown, &all);
         }
@@ -468,7 +496,7 @@ impl Table<'_> {
         println!("| scenario | tower-herd | bar |");
         println!("|---|--:|---|");
         for (kind, bar) in [("u64", 25), ("http", 50)] {
-            for layer in ["pause", "limit"] {
+            for layer in ["breaker", "pause", "limit"] {
                 let both = self.over(kind, &format!("ours/{layer} over classify"));
                 if let (Some(both), Some(sensor)) = (both, self.over(kind, "ours/classify")) {
                     println!("| {kind}: {layer} over classify | {:.1} | <= {bar} |", both - sensor);
@@ -481,7 +509,7 @@ impl Table<'_> {
         println!("\nMillions of calls a second through one provider, {THREADS} threads:\n");
         println!("| stack | 1 task | 16 tasks | ratio |");
         println!("|---|--:|--:|--:|");
-        for kind in ["u64", "http"] {
+        for kind in ["breaker", "u64", "http"] {
             let rate = |tasks: u32| self.0.nanos(&format!("{kind}/contended/{tasks}")).map(|n| 1e3 / n);
             if let (Some(one), Some(many)) = (rate(1), rate(16)) {
                 println!("| {kind} | {one:.2} | {many:.2} | {:.2} |", many / one);
@@ -509,8 +537,14 @@ fn main() {
     bench.run("http/clone", |calls| timed(|| (0..calls).for_each(|_| drop(black_box(request.clone())))));
     peers::<HttpRequest>(&mut bench, "http");
     http_of_ours(&mut bench);
-    let (number, http) = (configured(), configured());
+    let (breaker, number, http) = (configured(), configured(), configured());
     for tasks in [1, 16] {
+        contended::<u64, _>(
+            &mut bench,
+            &format!("breaker/contended/{tasks}"),
+            tasks,
+            &breaker_alone(&breaker),
+        );
         contended::<u64, _>(&mut bench, &format!("u64/contended/{tasks}"), tasks, &number_stack(&number));
         contended::<HttpRequest, _>(
             &mut bench,

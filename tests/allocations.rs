@@ -16,9 +16,9 @@ use std::{
 };
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_herd::{
-    AttemptTimeoutLayer, BoxError, Classify, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
-    JitteredRetryLayer, Kind, Provider, ProviderSettings, RetryAfterLayer, Signal, SpendLayer, Task,
-    TaskLayer, TokenLimitLayer,
+    AttemptTimeoutLayer, BoxError, BreakerLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
+    HashedFailover, JitteredRetryLayer, Kind, Provider, ProviderSettings, RetryAfterLayer, Signal,
+    SpendLayer, Task, TaskLayer, TokenLimitLayer,
     failover::Rung,
     spend::{Allowance, Amount, Prices},
     usage::{llm, of_reply},
@@ -194,6 +194,7 @@ fn number_stack(
 ) -> impl Service<u64, Response = u64, Error = BoxError, Future: Send> + Clone + Send + Sync + use<> {
     ServiceBuilder::new()
         .layer(JitteredRetryLayer::new().classify(Numbers))
+        .layer(BreakerLayer::new(provider).classify(Numbers))
         .layer(RetryAfterLayer::new(provider).classify(Numbers))
         .layer(FleetLimitLayer::new(provider).until_reply().classify(Numbers))
         .layer(ClassifyLayer::new(provider).classify(Numbers).replies())
@@ -208,6 +209,7 @@ fn http_stack(
 + use<> {
     ServiceBuilder::new()
         .layer(JitteredRetryLayer::new())
+        .layer(BreakerLayer::new(provider))
         .layer(RetryAfterLayer::new(provider))
         .layer(FleetLimitLayer::new(provider))
         .layer(ClassifyLayer::new(provider))
@@ -223,6 +225,8 @@ fn each_layer_alone_with_plain_requests() {
     assert_eq!(count::<u64, _>(AttemptTimeoutLayer::new(Duration::from_secs(1)).replies().layer(Inner)), 0.0);
     for provider in providers() {
         assert_eq!(count::<u64, _>(RetryAfterLayer::new(&provider).classify(Numbers).layer(Inner)), 0.0);
+        let breaker = BreakerLayer::new(&provider).classify(Numbers);
+        assert_eq!(count::<u64, _>(breaker.layer(Inner)), 0.0);
         let limit = FleetLimitLayer::new(&provider).until_reply().classify(Numbers);
         assert_eq!(count::<u64, _>(limit.layer(Inner)), 0.0);
         let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies();
@@ -235,6 +239,7 @@ fn each_layer_alone_with_http() {
     assert_eq!(count::<HttpRequest, _>(JitteredRetryLayer::new().layer(Inner)), 0.0);
     assert_eq!(count::<HttpRequest, _>(AttemptTimeoutLayer::default().layer(Inner)), 0.0);
     for provider in providers() {
+        assert_eq!(count::<HttpRequest, _>(BreakerLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(RetryAfterLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(FleetLimitLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(ClassifyLayer::new(&provider).layer(Inner)), 0.0);

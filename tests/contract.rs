@@ -9,9 +9,9 @@ use tower::{
     layer::{layer_fn, util::Identity},
 };
 use tower_herd::{
-    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
-    JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, SpendLayer, TaskLayer,
-    TokenLimitLayer, classify_fn,
+    AttemptTimeoutLayer, BreakerLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
+    HashedFailoverLayer, JitteredRetryLayer, Mode, Provider, ProviderSettings, RetryAfterLayer, Signal,
+    SpendLayer, Switch, TaskLayer, TokenLimitLayer, classify_fn,
     failover::Rung,
     spend::{Allowance, Amount, Prices},
     usage::{llm, of_reply},
@@ -46,6 +46,7 @@ fn plain(outcome: Result<&u64, &(dyn Error + 'static)>) -> Signal {
 macro_rules! rung {
     ($provider:expr) => {
         ServiceBuilder::new()
+            .layer(BreakerLayer::new($provider))
             .layer(RetryAfterLayer::new($provider))
             .layer(FleetLimitLayer::new($provider))
             .layer(ClassifyLayer::new($provider))
@@ -106,6 +107,31 @@ async fn retry_after() {
         UnderTest::new(layer).quiescent(idle(&all))
     };
     Contract::new(make).check_plain().await.assert_kept();
+}
+
+/// Closed; and open while it is only observed, so that the calls that stand for its probes are among those of
+/// the contract.
+#[tokio::test(start_paused = true)]
+async fn breaker() {
+    for mode in [Mode::Enforce, Mode::Observe] {
+        let tripped = |all: &[Provider; 1]| {
+            let layer = BreakerLayer::new(&all[0]).strict().unwrap().switch(&Switch::new(mode));
+            if mode == Mode::Observe {
+                layer.handle().force_open();
+            }
+            layer
+        };
+        let make = || {
+            let all = providers::<1>();
+            UnderTest::new(tripped(&all)).quiescent(idle(&all))
+        };
+        Contract::new(make).check_http().await.assert_kept();
+        let make = || {
+            let all = providers::<1>();
+            UnderTest::new(tripped(&all).classify(classify_fn(plain))).quiescent(idle(&all))
+        };
+        Contract::new(make).check_plain().await.assert_kept();
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -408,13 +408,14 @@ impl Pause {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::broken::Probes, *};
+    use crate::{Switch, random::Seeds};
     use proptest::prelude::*;
 
     fn at(seconds: u64) -> Time {
         Time::ZERO.saturating_add(Duration::from_secs(seconds))
     }
-    fn secs(seconds: u64) -> Duration {
+    const fn secs(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
@@ -530,7 +531,143 @@ mod tests {
         assert_eq!(pause.take_closure(at(1701)).map(|closure| closure.length), Some(secs(701)));
     }
 
+    const PROBES: Probes = Probes { first: secs(5), last: secs(30), timeout: secs(30) };
+
+    fn broken(now: Time, open: u64, seed: u64) -> impl FnOnce(u64) -> Broken {
+        let random = Seeds::from_seed(seed).session();
+        move |generation| Broken::new(now, secs(open), PROBES, generation, random, Switch::default())
+    }
+
+    #[test]
+    fn an_open_breaker_and_a_hint_leave_each_other_alone() {
+        let mut pause = Pause::default();
+        pause.open_breaker(broken(at(0), 600, 1));
+        pause.set(at(0), secs(60), PauseReason::Hint);
+        assert!(matches!(pause.look(at(59)), Look::Until(until, PauseReason::Broken) if until >= at(600)));
+        assert!((0..60).all(|second| !pause.take_probe(at(second), 1)), "not before the server's word");
+        assert!(pause.take_probe(at(60), 1) && !pause.take_probe(at(61), 2));
+        // It closes; a wait that was set meanwhile goes on.
+        pause.set(at(61), secs(10), PauseReason::Hint);
+        assert_eq!(pause.close_breaker(at(62), |_, probing| probing), Some(at(0)));
+        assert_eq!(pause.look(at(70)), Look::Until(at(71), PauseReason::Hint));
+        assert_eq!(pause.look(at(71)), Look::Open);
+        // A longer hint outlives it, and is what callers are told.
+        pause.open_breaker(broken(at(100), 10, 2));
+        pause.set(at(100), secs(200), PauseReason::Hint);
+        assert_eq!(pause.look(at(101)), Look::Until(at(300), PauseReason::Hint));
+        assert!(matches!(pause.look(at(301)), Look::Until(_, PauseReason::Broken)), "half open, still shut");
+    }
+
+    #[test]
+    fn a_probe_that_takes_too_long_is_given_up_and_gives_nothing_back() {
+        let mut pause = Pause::default();
+        pause.open_breaker(broken(at(0), 600, 3));
+        assert!(pause.take_probe(at(10), 1));
+        assert!((11..40).all(|second| !pause.take_probe(at(second), 2)));
+        let second = (40..75).find(|second| pause.take_probe(at(*second), 2)).expect("another goes");
+        pause.probe_ended(1);
+        assert!((second..second + 30).all(|second| !pause.take_probe(at(second), 3)), "the place is taken");
+        pause.probe_ended(2);
+        assert!((second..second + 61).any(|second| pause.take_probe(at(second), 3)));
+    }
+
+    #[test]
+    fn a_lent_probe_is_sent_once_by_a_gate_further_in() {
+        let mut pause = Pause::default();
+        pause.open_breaker(broken(at(0), 600, 4));
+        assert!(!pause.adopt_probe(at(10), 9), "there is none");
+        assert!(pause.take_probe(at(10), 1) && !pause.adopt_probe(at(10), 2));
+        pause.lend_probe(1);
+        assert!(!pause.take_probe(at(11), 3), "who comes from outside finds it under way");
+        assert!(pause.adopt_probe(at(11), 4) && !pause.adopt_probe(at(11), 5));
+        pause.probe_ended(1);
+        assert!(!pause.take_probe(at(39), 6), "it is the gate's, which is not done");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Hint(u64),
+        Trip(u64),
+        Close,
+        Probe,
+        Fails,
+        Ends,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0u64..300).prop_map(Step::Hint),
+            (1u64..100).prop_map(Step::Trip),
+            Just(Step::Close),
+            Just(Step::Probe),
+            Just(Step::Probe),
+            Just(Step::Fails),
+            Just(Step::Ends),
+        ]
+    }
+
     proptest! {
+        /// Law 1 and law 6, with breakers: it is shut while a hint or a breaker says so; no probe goes before
+        /// the end of the hint; of those, one at a time, and the next within 30 s of the last.
+        #[test]
+        fn a_breaker_never_lets_anybody_through_early(
+            seed in any::<u64>(),
+            steps in proptest::collection::vec((0u64..40, step()), 1..80),
+        ) {
+            let mut pause = Pause::default();
+            let (mut now, mut hint, mut open) = (at(0), at(0), false);
+            let mut flying: Option<(u32, Time)> = None;
+            // Since when a probe may be due at the latest in 30 s.
+            let mut idle = at(0);
+            let mut number = 0;
+            for (later, step) in steps {
+                now = now.saturating_add(secs(later));
+                match step {
+                    Step::Hint(wait) => {
+                        pause.set(now, secs(wait), PauseReason::Hint);
+                        hint = hint.max(now.saturating_add(secs(wait)));
+                    }
+                    Step::Trip(time) if !open => {
+                        pause.open_breaker(broken(now, time, seed ^ u64::from(number)));
+                        (open, flying, idle) = (true, None, now);
+                    }
+                    Step::Close if open => {
+                        prop_assert!(pause.close_breaker(now, |_, _| true).is_some());
+                        (open, flying) = (false, None);
+                    }
+                    Step::Probe => {
+                        number += 1;
+                        let busy = flying.is_some_and(|(_, sent)| now < sent.saturating_add(PROBES.timeout));
+                        let taken = pause.take_probe(now, number);
+                        prop_assert!(!taken || (open && !busy && now >= hint), "{now:?}");
+                        let due = now >= hint && !busy && now >= idle.saturating_add(secs(30));
+                        prop_assert!(taken || !open || !due, "{now:?}: probes stop");
+                        if taken {
+                            (flying, idle) = (Some((number, now)), now);
+                        }
+                    }
+                    Step::Fails if flying.is_some() => {
+                        pause.probe_failed(now);
+                        idle = now;
+                    }
+                    Step::Ends => {
+                        if let Some((number, _)) = flying.take() {
+                            pause.probe_ended(number);
+                        }
+                    }
+                    _ => {}
+                }
+                let look = pause.look(now);
+                prop_assert_eq!(look == Look::Open, !open && now >= hint);
+                if let Look::Until(until, _) = look {
+                    prop_assert!(until > now && until >= hint);
+                }
+                if let Some(again) = pause.probe_at(now) {
+                    prop_assert!(again > now, "nobody asks at every instant");
+                }
+            }
+        }
+
         // Law 1: no look between the setting of a wait and its end says open, unless it was cleared.
         #[test]
         fn never_early(waits in proptest::collection::vec((0u64..100, 0u64..400_000), 1..40), probe in 0u64..500_000) {
