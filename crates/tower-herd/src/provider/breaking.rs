@@ -70,6 +70,7 @@ impl Core {
                     pause.open_breaker(open);
                     pause.broken().map_or(now, Broken::until)
                 });
+                self.at(on).abandon_ramp();
                 self.say_breaker(on, "open", Some(until.saturating_since(now)));
                 if let Some(alert) = cell.opened(until, id, &self.about(on, now)) {
                     self.raise(on, &alert);
@@ -129,7 +130,7 @@ impl Core {
         let Some(since) = since else { return false };
         self.at(on).watch.breaker.closed();
         self.say_breaker(on, "closed", None);
-        self.at(on).reopened(now, now.saturating_since(since));
+        self.reopened(on, now, now.saturating_since(since));
         true
     }
 }
@@ -202,6 +203,7 @@ impl Provider {
         self.breaker().forced();
         let open = |generation| Broken::forced(now, generation, random, switch);
         self.core.change_broken(on, now, |pause| pause.open_breaker(open));
+        self.core.at(on).abandon_ramp();
         self.core.say_breaker(on, "open", None);
     }
 

@@ -113,7 +113,7 @@ impl Scope {
     /// It was closed for so long, and is open from `now` on: it gets its tasks back by and by.
     ///
     /// Call it only where [`Core::has_ramp`], since nobody else would ever end the ramp.
-    #[allow(dead_code, reason = "for the breaker")]
+    #[cfg_attr(not(feature = "breaker"), allow(dead_code, reason = "only a breaker closes"))]
     pub(super) fn begin_ramp(&self, now: Time, closed_for: Duration) {
         let mut state = lock(&self.state);
         state.ramp.due = Some((now, closed_for));
@@ -121,7 +121,7 @@ impl Scope {
     }
 
     /// It is closed again: a ramp that runs is of no use any more, and would keep its probes out.
-    #[allow(dead_code, reason = "for the breaker")]
+    #[cfg_attr(not(feature = "breaker"), allow(dead_code, reason = "only a breaker closes"))]
     pub(super) fn abandon_ramp(&self) {
         let mut state = lock(&self.state);
         (state.ramp.due, state.ramp.run) = (None, None);
@@ -130,7 +130,7 @@ impl Scope {
 
     /// A ramp has reached its end, and with it the incident before it.
     fn ramp_ended(&self, now: Time) {
-        let _ = now;
+        self.incident_over(now);
     }
 
     #[inline]
@@ -209,7 +209,7 @@ impl Scope {
 
 impl Core {
     /// Whether a ramp follows when it, or one of its scopes, was closed.
-    #[allow(dead_code, reason = "for the breaker")]
+    #[cfg_attr(not(feature = "breaker"), allow(dead_code, reason = "only a breaker closes"))]
     pub(super) fn has_ramp(&self) -> bool {
         self.ramp.get().is_some_and(|terms| lock(terms).switch.mode() != Mode::Off)
     }
