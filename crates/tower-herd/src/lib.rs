@@ -50,6 +50,7 @@
 //! | [`JitteredRetryLayer`] | [`HashedFailoverLayer`] | each rung is retried before the next is asked; a walk costs attempts times rungs |
 //! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
 //! | [`BudgetLayer`] | [`RetryAfterLayer`] | a call waits for the end of a pause, and is thrown away then |
+//! | [`BreakerLayer`] | [`RetryAfterLayer`] | callers sit out the open time in front of a breaker that would refuse them at once |
 //! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
 //! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
 //! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
@@ -91,6 +92,7 @@
 //!
 //! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
 //! `budget`, `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `tool-calls`. `http` brings the HTTP and gRPC
+//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `breaker`. `http` brings the HTTP and gRPC
 //! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which

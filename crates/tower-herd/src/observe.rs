@@ -50,7 +50,8 @@ pub enum Event<'a> {
         provider: &'a str,
         /// The paused scope; none: all of the provider.
         scope: Option<&'a str>,
-        /// Why: `hint`, `bare`, `depleted`, `misconfigured` or `operator`.
+        /// Why: the name of a [`PauseReason`](crate::PauseReason). (What a breaker stops is told by
+        /// [`Event::Breaker`].)
         reason: &'static str,
         /// How long from now.
         wait: Duration,

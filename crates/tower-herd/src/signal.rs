@@ -5,7 +5,7 @@
 //! its [`Kind`] says which way to go, [`Pushback`] what the server asked for, [`Executed`] whether
 //! the request may have taken effect, [`ResendAdvice`] what the reply says about sending it again.
 //!
-//! The last column is for a circuit breaker: this crate has none, and one of yours should count so.
+//! The last column is how the [breaker](crate::breaker) counts it.
 //!
 //! | kind | sent again here | next rung | ceiling | breaker |
 //! |---|---|---|---|---|

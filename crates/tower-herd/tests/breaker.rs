@@ -114,7 +114,7 @@ async fn probes(seed: u64, plant: &Plant, for_: Duration) -> Vec<f64> {
     let (tripped, before) = (Instant::now(), plant.calls());
     while tripped.elapsed() < for_ {
         sleep(ms(100)).await;
-        let _ = call(&service).await;
+        drop(call(&service).await);
     }
     let seen = plant.script.seen.lock().unwrap();
     seen[before..].iter().map(|(at, ..)| (*at - tripped).as_secs_f64()).collect()
@@ -203,7 +203,7 @@ async fn a_probe_goes_not_before_the_end_of_the_servers_own_wait() {
         let service = stack(strict(&provider), &provider, script.clone());
         let start = Instant::now();
         for _ in 0..4000 {
-            let _ = service.clone().oneshot(until(1, ms(10))).await;
+            drop(service.clone().oneshot(until(1, ms(10))).await);
             sleep(ms(100)).await;
         }
         let times = script.times(start);
@@ -222,11 +222,11 @@ async fn a_throttled_probe_means_alive() {
     let handle = layer.handle();
     let service = stack(layer, &provider, script.clone());
     while handle.state() == BreakerState::Closed {
-        let _ = call(&service).await;
+        drop(call(&service).await);
     }
     while script.calls() == 5 {
         sleep(ms(100)).await;
-        let _ = service.clone().oneshot(until(1, ms(1))).await;
+        drop(service.clone().oneshot(until(1, ms(1))).await);
     }
     assert_eq!(handle.state(), BreakerState::Closed);
     let (end, reason) = provider.paused_until().expect("its hint holds");
@@ -374,7 +374,7 @@ async fn a_scope_breaks_alone_and_the_provider_with_all_its_scopes() {
     };
     let (a, b) = (service("a"), service("b"));
     for _ in 0..3 {
-        let _ = (call(&a).await, call(&b).await);
+        drop((call(&a).await, call(&b).await));
     }
     assert_eq!((plant.calls(), handle.state()), (5, BreakerState::Open));
     assert_eq!(refusal(call(&b).await).scope, None);
@@ -390,7 +390,7 @@ async fn one_alert_an_incident_with_what_it_takes_to_act() {
     let service = stack(layer, &provider, plant.script.clone());
     let start = Instant::now();
     while start.elapsed() < secs(600) {
-        let _ = call(&service).await;
+        drop(call(&service).await);
         sleep(ms(90)).await;
     }
     let alert = {
@@ -451,7 +451,7 @@ async fn two_layers_share_one_breaker_and_its_settings() {
     assert!(error.to_string().contains("differ"), "{error}");
     assert!(BreakerLayer::new(&provider.scope("s")).settings(BreakerSettings::new()).is_ok(), "another");
     for _ in 0..3 {
-        let _ = (call(&one).await, call(&other).await);
+        drop((call(&one).await, call(&other).await));
     }
     assert_eq!(plant.calls(), 5);
     // What counts already keeps its settings, given or not.
@@ -548,7 +548,7 @@ async fn a_ladder_skips_a_broken_rung_and_probes_it() {
     one.down(false);
     let before = two.calls();
     while handle.state() != BreakerState::Closed {
-        let _ = ladder.clone().oneshot(request(1)).await;
+        drop(ladder.clone().oneshot(request(1)).await);
         sleep(ms(100)).await;
     }
     assert!(two.calls() - before < 310);
@@ -584,7 +584,7 @@ async fn a_stream_closes_it_at_its_head() {
         .layer(ClassifyLayer::new(&provider))
         .service(inner);
     while handle.state() == BreakerState::Closed {
-        let _ = service.ready().await.unwrap().call(request(1)).await;
+        drop(service.ready().await.unwrap().call(request(1)).await);
     }
     down.store(false, Ordering::SeqCst);
     sleep(secs(11)).await;

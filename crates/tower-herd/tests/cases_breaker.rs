@@ -55,7 +55,7 @@ fn ladder(rungs: impl IntoIterator<Item = (Provider, Boxed)>) -> Boxed {
 
 async fn trip(service: &Boxed, handle: &BreakerHandle) {
     while handle.state() == BreakerState::Closed {
-        let _ = service.clone().oneshot(request(1)).await;
+        drop(service.clone().oneshot(request(1)).await);
     }
 }
 
@@ -151,13 +151,13 @@ async fn omniroute_13836_monix_1080_opossum_119_a_probe_dropped_at_any_point_is_
             while calls.load(Ordering::SeqCst) < 5 + round {
                 sleep(ms(100)).await;
                 let call = service.clone().oneshot(until(1, secs(100)));
-                let _ = timeout(ms(dropped_after), call).await;
+                drop(timeout(ms(dropped_after), call).await);
             }
             assert_eq!(handle.state(), BreakerState::Open, "dropped, it is no verdict");
             assert!(start.elapsed() < secs(11) * round as u32, "not put off either: {:?}", start.elapsed());
         }
         while handle.state() != BreakerState::Closed {
-            let _ = service.clone().oneshot(until(1, secs(100))).await;
+            drop(service.clone().oneshot(until(1, secs(100))).await);
             sleep(ms(100)).await;
         }
         assert!(start.elapsed() < secs(67), "{:?}", start.elapsed());
@@ -262,7 +262,7 @@ async fn opencode_go_multi_auth_6_a_poison_request_opens_no_second_rung() {
         for id in 100..105 {
             let mut request = poison();
             request.extensions_mut().insert(Task::new(id).allowance(1));
-            let _ = ladder.clone().oneshot(request).await;
+            drop(ladder.clone().oneshot(request).await);
         }
         assert_eq!(handles[1].state(), BreakerState::Open);
         // And a task that went well somewhere begins anew.
@@ -271,7 +271,7 @@ async fn opencode_go_multi_auth_6_a_poison_request_opens_no_second_rung() {
         assert_eq!(ladder.clone().oneshot(good).await.unwrap().status(), 200);
         let mut request = poison();
         request.extensions_mut().insert(task.clone());
-        let _ = ladder.clone().oneshot(request).await;
+        drop(ladder.clone().oneshot(request).await);
         assert_eq!(handles[2].failures(), 1);
     }
 }
@@ -353,7 +353,7 @@ async fn omniroute_13836_our_own_refusals_touch_no_statistic() {
     well.store(true, Ordering::SeqCst);
     while handle.state() != BreakerState::Closed {
         sleep(ms(100)).await;
-        let _ = service.clone().oneshot(request(1)).await;
+        drop(service.clone().oneshot(request(1)).await);
     }
     assert_eq!((script.calls(), handle.failures()), (6, 0));
 }

@@ -7,6 +7,7 @@ use super::{
     Alert, BreakerSettings,
     alert::{AlertKind, Facts, Trouble, name},
     state::{Recent, Window},
+    sync::{AtomicBool, AtomicU32, AtomicU64, StateGuard, StateMutex},
 };
 use crate::{
     Clock, Kind, Mode, SettingsError, Switch, Time,
@@ -15,11 +16,8 @@ use crate::{
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{
-            AtomicBool, AtomicU32, AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
-        },
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::Ordering::{Acquire, Relaxed, Release},
     },
 };
 
@@ -48,7 +46,7 @@ struct Engine {
     dirty: AtomicBool,
     recent: Recent,
     refused: AtomicU64,
-    state: Mutex<State>,
+    state: StateMutex<State>,
 }
 
 struct State {
@@ -122,7 +120,7 @@ impl Cell {
                 dirty: AtomicBool::new(false),
                 recent: Recent::new(size),
                 refused: AtomicU64::new(0),
-                state: Mutex::new(State {
+                state: StateMutex::new(State {
                     window: Window::new(size, settings.trip()),
                     trouble: Trouble::default(),
                     is_open: false,
@@ -185,7 +183,7 @@ impl Cell {
         if self.mode() == Mode::Off {
             return None;
         }
-        let mut guard = lock(&engine.state);
+        let mut guard = engine.lock();
         let state = &mut *guard;
         if engine.epoch.load(Relaxed) != epoch {
             return None;
@@ -194,7 +192,8 @@ impl Cell {
             return Some(Effect::ProbeFailed(now));
         }
         if !engine.dirty.load(Relaxed) {
-            // Raised first, so that of the successes from here on none is in neither.
+            // Raised first: a success that sees it waits for the lock. One at this very instant may be missed,
+            // and then the window holds one success less than there was.
             engine.dirty.store(true, Release);
             state.window.begin(&engine.recent.starts());
             state.trouble = Trouble::default();
@@ -216,7 +215,7 @@ impl Cell {
     /// The breaker has just opened, until `until`; the alert, if this is a new incident.
     pub(crate) fn opened(&self, until: Time, id: u64, about: &About<'_>) -> Option<Alert> {
         let engine = self.engine();
-        let mut guard = lock(&engine.state);
+        let mut guard = engine.lock();
         let state = &mut *guard;
         let (failures, calls) = (state.window.failures(), state.window.len());
         state.window.clear();
@@ -237,7 +236,7 @@ impl Cell {
     /// An operator has opened it: nothing failed, and nobody need be told.
     pub(crate) fn forced(&self) {
         let engine = self.engine();
-        let mut state = lock(&engine.state);
+        let mut state = engine.lock();
         state.is_open = true;
         state.window.clear();
         engine.dirty.store(false, Release);
@@ -247,7 +246,7 @@ impl Cell {
     /// It has closed: what was sent before counts no more.
     pub(crate) fn closed(&self) {
         let engine = self.engine();
-        let mut state = lock(&engine.state);
+        let mut state = engine.lock();
         state.is_open = false;
         state.window.clear();
         engine.dirty.store(false, Release);
@@ -257,7 +256,7 @@ impl Cell {
     /// The incident has ended, unless it has opened again meanwhile.
     pub(crate) fn incident_over(&self) {
         if let Some(engine) = self.engine.get() {
-            let mut state = lock(&engine.state);
+            let mut state = engine.lock();
             if !state.is_open {
                 state.incident = None;
             }
@@ -267,13 +266,13 @@ impl Cell {
     /// The incident that goes on, as an alert about it would say now.
     pub(crate) fn incident(&self, about: &About<'_>) -> Option<Alert> {
         let engine = self.engine.get()?;
-        let incident = lock(&engine.state).incident;
+        let incident = engine.lock().incident;
         incident.map(|incident| incident.alert(engine.refused.load(Relaxed), about))
     }
 
     /// Failures in the window.
     pub(crate) fn failures(&self) -> usize {
-        self.engine.get().map_or(0, |engine| lock(&engine.state).window.failures())
+        self.engine.get().map_or(0, |engine| engine.lock().window.failures())
     }
 
     /// A call was refused.
@@ -283,10 +282,14 @@ impl Cell {
 }
 
 impl Engine {
+    fn lock(&self) -> StateGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[cold]
     #[inline(never)]
     fn succeeded(&self, epoch: u32, start: u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         if self.epoch.load(Relaxed) == epoch && !state.is_open {
             state.window.push(start, false);
             self.dirty.store(state.window.failures() > 0, Release);

@@ -167,7 +167,7 @@ where
                     *me.sensing = None;
                 }
                 if let Some(probe) = me.probe.take() {
-                    probe.end();
+                    end(*probe);
                 }
                 Poll::Ready(outcome)
             }
@@ -176,13 +176,12 @@ where
     }
 }
 
-impl Probe {
-    #[cold]
-    fn end(self: Box<Self>) {
-        match *self {
-            Probe::Sent(place) => place.end(),
-            Probe::Watched(probe) => drop(probe),
-        }
+/// The reply is there: what was held for it is given back.
+#[cold]
+fn end(probe: Probe) {
+    match probe {
+        Probe::Sent(place) => place.end(),
+        Probe::Watched(probe) => drop(probe),
     }
 }
 

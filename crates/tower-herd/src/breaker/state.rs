@@ -4,11 +4,13 @@
 //! timeout says what the provider was thirty seconds ago; a thousand calls that were sent later and went
 //! well say what it is now, though they came back earlier.
 
+use super::sync::{AtomicU64, AtomicUsize};
 use crate::provider::Apart;
+// Not loom's: which shard a thread has decides nothing that a model checks.
 use std::{
     cell::Cell,
     collections::VecDeque,
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    sync::atomic::{AtomicUsize as Count, Ordering::Relaxed},
 };
 
 /// The last calls, in the order of their start. Fixed memory; a call costs as many steps as calls that were
@@ -118,7 +120,7 @@ impl Recent {
 /// This thread's.
 #[inline]
 fn shard() -> usize {
-    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    static THREADS: Count = Count::new(0);
     thread_local! {
         static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
     }

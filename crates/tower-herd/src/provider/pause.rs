@@ -268,7 +268,7 @@ impl Pause {
     pub(crate) fn probe_at(&self, now: Time) -> Option<Time> {
         let own = if now < self.until { Some(self.probe_at) } else { None };
         let (at, step) = match (own, self.in_force()) {
-            (None, None) | (Some(None), None) => return None,
+            (None | Some(None), None) => return None,
             (Some(Some(at)), None) => (at, self.probe_gap / 20),
             (None, Some(broken)) => (broken.probe_at(), broken.step()),
             (Some(at), Some(broken)) => (at.unwrap_or(self.until).max(broken.probe_at()), broken.step()),

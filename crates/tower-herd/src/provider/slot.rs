@@ -81,7 +81,7 @@ impl Place {
     pub(crate) fn lend(&mut self) {
         self.core.gate.release();
         self.freed = true;
-        self.each(|pause, number| pause.lend_probe(number));
+        self.each(Pause::lend_probe);
     }
 
     fn each(&self, mut change: impl FnMut(&mut Pause, u32)) {
@@ -133,7 +133,7 @@ impl Core {
 impl Place {
     #[cold]
     fn probe_ended(&self) {
-        self.each(|pause, number| pause.probe_ended(number));
+        self.each(Pause::probe_ended);
     }
 }
 

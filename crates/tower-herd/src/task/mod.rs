@@ -492,7 +492,9 @@ impl Task {
     /// elsewhere too may be the request's own fault.
     #[cfg_attr(not(feature = "hashed-failover"), expect(dead_code, reason = "only a ladder has several"))]
     pub(crate) fn note_failed(&self, rung: usize) {
-        let _ = self.0.failed_at.compare_exchange(0, rung, Ordering::Relaxed, Ordering::Relaxed);
+        if self.failed_at().is_none() {
+            self.0.failed_at.store(rung, Ordering::Relaxed);
+        }
     }
 
     /// It went well after all, or another request of it did: nothing is wrong with it.
