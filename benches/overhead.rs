@@ -31,6 +31,8 @@ use tower::{Layer, Service, ServiceBuilder};
 use tower_herd::{
     BreakerLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
     ProviderSettings, RetryAfterLayer, Signal,
+    Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider, ProviderSettings,
+    RampedReadmissionLayer, RetryAfterLayer, Signal,
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -367,6 +369,7 @@ fn numbers_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<u64, _>("u64/ours/limit", limit);
     let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies().layer(Inner);
     bench.calls::<u64, _>("u64/ours/classify", sensor);
+    bench.calls::<u64, _>("u64/ours/ramp", RampedReadmissionLayer::new(&provider).layer(Inner));
     let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies();
     let pause = RetryAfterLayer::new(&provider).classify(Numbers);
     bench.calls::<u64, _>("u64/ours/pause over classify", pause.layer(sensor.layer(Inner)));
@@ -389,6 +392,7 @@ fn http_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<HttpRequest, _>("http/ours/pause", RetryAfterLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/limit", FleetLimitLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/classify", ClassifyLayer::new(&provider).layer(Inner));
+    bench.calls::<HttpRequest, _>("http/ours/ramp", RampedReadmissionLayer::new(&provider).layer(Inner));
     let sensor = ClassifyLayer::new(&provider);
     let pause = RetryAfterLayer::new(&provider);
     bench.calls::<HttpRequest, _>("http/ours/pause over classify", pause.layer(sensor.layer(Inner)));
@@ -484,6 +488,7 @@ impl Table<'_> {
             row(kind, &format!("{kind}: pause (peer: rate limiter)"), "-", "pause", "pause", &each);
             row(kind, &format!("{kind}: limit (peer: bulkhead)"), "limit", "limit", "limit", &each);
             row(kind, &format!("{kind}: classify"), "-", "-", "classify", &each);
+            row(kind, &format!("{kind}: ramp"), "-", "-", "ramp", &each);
             let all = format!("<= {stack}, <= {share} of the peer");
             row(kind, &format!("{kind}: stack"), "stack", "stack", "stack", &all);
             row(kind, &format!("{kind}: breaker"), "-", "-", "breaker", &each);

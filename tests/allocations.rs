@@ -22,6 +22,9 @@ use tower_herd::{
     failover::Rung,
     spend::{Allowance, Amount, Prices},
     usage::{llm, of_reply},
+    AttemptTimeoutLayer, BoxError, Classify, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
+    JitteredRetryLayer, Kind, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
+    Task, TaskLayer, failover::Rung, readmission::Profile,
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -195,6 +198,7 @@ fn number_stack(
     ServiceBuilder::new()
         .layer(JitteredRetryLayer::new().classify(Numbers))
         .layer(BreakerLayer::new(provider).classify(Numbers))
+        .layer(RampedReadmissionLayer::new(provider))
         .layer(RetryAfterLayer::new(provider).classify(Numbers))
         .layer(FleetLimitLayer::new(provider).until_reply().classify(Numbers))
         .layer(ClassifyLayer::new(provider).classify(Numbers).replies())
@@ -210,6 +214,7 @@ fn http_stack(
     ServiceBuilder::new()
         .layer(JitteredRetryLayer::new())
         .layer(BreakerLayer::new(provider))
+        .layer(RampedReadmissionLayer::new(provider))
         .layer(RetryAfterLayer::new(provider))
         .layer(FleetLimitLayer::new(provider))
         .layer(ClassifyLayer::new(provider))
@@ -231,6 +236,7 @@ fn each_layer_alone_with_plain_requests() {
         assert_eq!(count::<u64, _>(limit.layer(Inner)), 0.0);
         let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies();
         assert_eq!(count::<u64, _>(sensor.layer(Inner)), 0.0);
+        assert_eq!(count::<u64, _>(RampedReadmissionLayer::new(&provider).layer(Inner)), 0.0);
     }
 }
 
@@ -243,6 +249,7 @@ fn each_layer_alone_with_http() {
         assert_eq!(count::<HttpRequest, _>(RetryAfterLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(FleetLimitLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(ClassifyLayer::new(&provider).layer(Inner)), 0.0);
+        assert_eq!(count::<HttpRequest, _>(RampedReadmissionLayer::new(&provider).layer(Inner)), 0.0);
     }
 }
 
@@ -287,6 +294,35 @@ fn the_whole_stack() {
         assert_eq!(count::<HttpRequest, _>(http.clone()), 0.0, "{provider:?}");
         assert_eq!(count_cloned::<u64, _>(&plain), 0.0, "{provider:?}");
         assert_eq!(count_cloned::<HttpRequest, _>(&http), 0.0, "{provider:?}");
+    }
+}
+
+/// Nor does a call that a ramp lets in.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_readmitted() {
+    for provider in providers() {
+        let profile = Profile::slow_start(Duration::from_secs(60));
+        let ramp = RampedReadmissionLayer::new(&provider).profile(profile).expect("valid");
+        provider.pause_for(Duration::from_secs(600));
+        tokio::time::advance(Duration::from_secs(600)).await;
+        // The first one begins the ramp; after half of the time about half of the keys are back.
+        drop(ramp.layer(Inner).oneshot(HttpRequest::make()).await);
+        tokio::time::advance(Duration::from_secs(30)).await;
+        let request = |task: &Task| {
+            let mut request = HttpRequest::make();
+            request.extensions_mut().insert(task.clone());
+            request
+        };
+        let mut task = None;
+        for key in 0..100u64 {
+            let candidate = Task::new(key);
+            if ramp.layer(Inner).oneshot(request(&candidate)).await.is_ok() {
+                task = Some(candidate);
+            }
+        }
+        let task = task.expect("half of a hundred");
+        assert!((0.4..0.6).contains(&provider.readmitted()));
+        assert_eq!(count_of(ramp.layer(Inner), || request(&task)), 0.0, "{provider:?}");
     }
 }
 

@@ -15,6 +15,9 @@ use tower_herd::{
     failover::Rung,
     spend::{Allowance, Amount, Prices},
     usage::{llm, of_reply},
+    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
+    JitteredRetryLayer, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
+    TaskLayer, classify_fn, failover::Rung,
 };
 use tower_herd_sim::probe::{Contract, ProbeService, UnderTest};
 
@@ -47,6 +50,7 @@ macro_rules! rung {
     ($provider:expr) => {
         ServiceBuilder::new()
             .layer(BreakerLayer::new($provider))
+            .layer(RampedReadmissionLayer::new($provider))
             .layer(RetryAfterLayer::new($provider))
             .layer(FleetLimitLayer::new($provider))
             .layer(ClassifyLayer::new($provider))
@@ -241,6 +245,20 @@ async fn jittered_retry() {
     Contract::new(make).check_http().await.assert_kept();
     let make = || UnderTest::new(JitteredRetryLayer::new().classify(classify_fn(plain)));
     Contract::new(make).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn ramped_readmission() {
+    // Open, and closed for so long that all but a few are refused.
+    for pause in [Duration::ZERO, Duration::from_secs(3600)] {
+        let make = || {
+            let all = providers::<1>();
+            all[0].pause_for(pause);
+            UnderTest::new(RampedReadmissionLayer::new(&all[0])).quiescent(idle(&all))
+        };
+        Contract::new(make).check_http().await.assert_kept();
+        Contract::new(make).check_plain().await.assert_kept();
+    }
 }
 
 #[tokio::test(start_paused = true)]
