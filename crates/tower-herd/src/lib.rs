@@ -48,6 +48,8 @@
 //! | [`ToolCallsLayer`] | [`JitteredRetryLayer`] | a repetition counts as a call of the model, and a failed write's own repetition is refused |
 //! | [`TaskLayer`] | [`JitteredRetryLayer`] | each attempt is a task of its own, with a fresh deadline and allowance |
 //! | [`JitteredRetryLayer`] | [`HashedFailoverLayer`] | each rung is retried before the next is asked; a walk costs attempts times rungs |
+//! | [`HashedFailoverLayer`] | [`RampedReadmissionLayer`] | one ramp in front of the whole ladder: who is not back at one rung is kept from all |
+//! | [`RampedReadmissionLayer`] | [`RetryAfterLayer`] | callers wait for a pause, and learn after it that they are not back yet |
 //! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
 //! | [`BudgetLayer`] | [`RetryAfterLayer`] | a call waits for the end of a pause, and is thrown away then |
 //! | [`BreakerLayer`] | [`RetryAfterLayer`] | callers sit out the open time in front of a breaker that would refuse them at once |
@@ -93,6 +95,7 @@
 //! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
 //! `budget`, `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `tool-calls`. `http` brings the HTTP and gRPC
 //! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `breaker`. `http` brings the HTTP and gRPC
+//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `ramped-readmission`. `http` brings the HTTP and gRPC
 //! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which

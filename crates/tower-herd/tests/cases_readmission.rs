@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Boxed, Script, answer, ms, request, rung, secs, until};
+use common::{Boxed, Script, answer, ms, request, retrying, rung, secs, until};
 use std::{
     sync::{
         Arc, Mutex,
@@ -65,16 +65,21 @@ async fn late_key(service: &Boxed, least: u64) -> (u64, Instant) {
 
 /// What the observer heard of ramps.
 #[derive(Clone, Default)]
-struct Steps(Arc<Mutex<Vec<(Option<String>, f64)>>>, Arc<AtomicU64>);
+struct Steps {
+    heard: Arc<Mutex<Vec<Step>>>,
+    would_refuse: Arc<AtomicU64>,
+}
+/// The scope, and the share.
+type Step = (Option<String>, f64);
 
 impl Observe for Steps {
     fn observe(&self, event: &Event<'_>) {
         match *event {
             Event::Ramp { scope, share, .. } => {
-                self.0.lock().unwrap().push((scope.map(str::to_owned), share))
+                self.heard.lock().unwrap().push((scope.map(str::to_owned), share));
             }
             Event::WouldRefuse { kind: RefusalKind::NotReadmitted, .. } => {
-                self.1.fetch_add(1, Ordering::Relaxed);
+                self.would_refuse.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}
         }
@@ -83,7 +88,7 @@ impl Observe for Steps {
 
 impl Steps {
     fn shares(&self) -> Vec<f64> {
-        self.0.lock().unwrap().iter().map(|(_, share)| *share).collect()
+        self.heard.lock().unwrap().iter().map(|(_, share)| *share).collect()
     }
 }
 
@@ -196,7 +201,7 @@ async fn fifty_processes_readmit_the_same_tasks() {
     fleet.iter().for_each(|(provider, _)| provider.pause_for(secs(600)));
     tokio::time::sleep(secs(600)).await;
     let mut before = vec![];
-    for second in 0..23 {
+    for second in (0..24).step_by(2) {
         let (provider, first) = &fleet[0];
         let through = readmitted(first, 0..KEYS).await;
         let share = provider.readmitted();
@@ -215,7 +220,7 @@ async fn fifty_processes_readmit_the_same_tasks() {
             assert_eq!(theirs, ours, "{second} s, process {process}");
         }
         before = through;
-        tokio::time::sleep(secs(1)).await;
+        tokio::time::sleep(secs(2)).await;
     }
     assert_eq!(before.len() as u64, KEYS);
 }
@@ -263,7 +268,7 @@ async fn a_scope_and_its_provider() {
         (1000, 1000)
     );
     assert_eq!((provider.readmitted(), model.readmitted()), (1.0, 0.05));
-    assert_eq!(*steps.0.lock().unwrap(), [(Some("model".to_owned()), 0.05)]);
+    assert_eq!(*steps.heard.lock().unwrap(), [(Some("model".to_owned()), 0.05)]);
 
     provider.pause_for(secs(600));
     model.pause_for(secs(600));
@@ -377,7 +382,7 @@ async fn observed_it_counts_and_off_it_is_not_there() {
     assert_eq!(readmitted(&service, 0..1000).await.len(), 1000);
     let (would, share) = (switch.would_refuse(), provider.readmitted());
     assert!((920..970).contains(&would), "{would}");
-    assert_eq!((steps.1.load(Ordering::Relaxed), share), (would, 0.05));
+    assert_eq!((steps.would_refuse.load(Ordering::Relaxed), share), (would, 0.05));
     switch.set(Mode::Off);
     assert_eq!(readmitted(&service, 0..1000).await.len(), 1000);
     assert_eq!(switch.would_refuse(), would);
@@ -579,6 +584,33 @@ async fn gajae_2444_openclaw_90717_the_probe_passes_the_ramp_and_the_others_come
             }
             assert!((1..30).contains(&through), "ladder {ladder}: {through}");
         }
+    }
+}
+
+// The same for those who wait: in the retry layer, with nobody who comes anew.
+#[tokio::test(start_paused = true)]
+async fn gajae_2444_who_waits_in_the_retry_layer_probes_too() {
+    for scoped in [false, true] {
+        let start = Instant::now();
+        let script = Script::new(move |_, _| match start.elapsed() < secs(600) {
+            true => answer(429).header("retry-after", 2 * 24 * 3600),
+            false => answer(200),
+        });
+        let provider = wide(&Fleet::local(), "p");
+        let at = if scoped { provider.scope("model") } else { provider };
+        let bare = ramped(&at, script.clone());
+        let service = retrying(bare.clone());
+        bare.clone().oneshot(request(0)).await.unwrap();
+        let waiting: Vec<_> =
+            (1..20).map(|i| tokio::spawn(service.clone().oneshot(until(i, secs(100_000))))).collect();
+        let mut ends = vec![];
+        for waiter in waiting {
+            assert_eq!(waiter.await.unwrap().unwrap().status(), 200);
+            ends.push(start.elapsed());
+        }
+        // A day is the longest pause that is held; the probe comes after a twentieth of it.
+        assert!(ends[18] < secs(4700), "scoped {scoped}: {ends:?}");
+        assert_eq!(script.calls(), 20);
     }
 }
 

@@ -505,7 +505,8 @@ mod tests {
         let mut pause = Pause::default();
         pause.set(at(0), secs(300), PauseReason::Hint);
         assert!(!pause.is_long() && pause.take_closure(at(301)).is_none());
-        let ways: [(&str, fn(&mut Pause), Option<Closure>); 4] = [
+        type Way = (&'static str, fn(&mut Pause), Option<Closure>);
+        let ways: [Way; 4] = [
             ("by itself", |_| {}, told(600, None)),
             ("an operator", |pause| pause.clear(at(20)), told(20, Some(at(20)))),
             ("a probe", |pause| assert!(pause.succeeded(at(310), 1)), told(310, Some(at(310)))),

@@ -304,3 +304,113 @@ impl Provider {
         root.max(scope)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Fleet;
+
+    fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// How many of a thousand keys are let in.
+    fn readmitted(provider: &Provider) -> usize {
+        let asks = |key: &u64| provider.is_ramping() && provider.bars_until((*key).into()).is_some();
+        1000 - (0..1000).filter(asks).count()
+    }
+
+    fn ramped() -> Provider {
+        let provider = Fleet::local().provider("p");
+        drop(provider.has_ramp());
+        provider
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_breaker_that_closes_begins_one() {
+        let (provider, scope) = (ramped(), ramped().scope("model"));
+        for (provider, on) in [(&provider, &provider.core.root), (&scope, scope.scope.as_deref().unwrap())] {
+            let start = provider.clock().now();
+            on.begin_ramp(start, secs(600));
+            // From then on, and not from the first who asks: the probe's success was seen.
+            tokio::time::advance(secs(10)).await;
+            assert!((150..250).contains(&readmitted(provider)));
+            tokio::time::advance(secs(11)).await;
+            assert!(readmitted(provider) < 1000 && provider.is_ramping());
+            tokio::time::advance(secs(1)).await;
+            assert_eq!(readmitted(provider), 1000);
+            assert!(!provider.is_ramping(), "and it costs nothing any more");
+            // Open for a short time: a short ramp.
+            on.begin_ramp(provider.clock().now(), secs(5));
+            assert!(readmitted(provider) < 80);
+            tokio::time::advance(secs(5)).await;
+            assert_eq!((readmitted(provider), provider.is_ramping()), (1000, false));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_breaker_that_opens_again_ends_it() {
+        let provider = ramped();
+        let root = &provider.core.root;
+        for asked in [true, false] {
+            root.begin_ramp(provider.clock().now(), secs(600));
+            assert!(!asked || readmitted(&provider) < 80);
+            root.abandon_ramp();
+            assert_eq!((readmitted(&provider), root.watch.tally.is_on()), (1000, false));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_layer_nothing_ramps() {
+        let provider = Fleet::local().provider("p");
+        assert!(!provider.core.has_ramp());
+        provider.pause_for(secs(600));
+        tokio::time::advance(secs(600)).await;
+        assert_eq!((readmitted(&provider), provider.readmitted()), (1000, 1.0));
+        let switch = provider.has_ramp();
+        assert!(provider.core.has_ramp());
+        switch.set(Mode::Off);
+        assert!(!provider.core.has_ramp() && readmitted(&provider) == 1000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_pause_holds_it_up() {
+        let provider = ramped();
+        provider.core.root.begin_ramp(provider.clock().now(), secs(600));
+        readmitted(&provider);
+        tokio::time::advance(secs(10)).await;
+        let before = readmitted(&provider);
+        provider.pause_for(secs(200));
+        tokio::time::advance(secs(200)).await;
+        assert_eq!(readmitted(&provider), before);
+        provider.pause_for(secs(200));
+        tokio::time::advance(secs(20)).await;
+        provider.clear_pause();
+        assert_eq!(readmitted(&provider), before);
+        tokio::time::advance(secs(5)).await;
+        assert!(readmitted(&provider) > before + 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_are_counted_while_it_runs() {
+        let provider = ramped();
+        let tally = &provider.core.root.watch.tally;
+        let call = |kind| {
+            let mut sensing = provider.begin(None);
+            sensing.outcome(&crate::Signal::new(kind));
+            sensing.end(None);
+        };
+        call(Kind::Throttled);
+        assert_eq!(tally.counts(), Counts::default());
+        // By itself the pause of that is over after a second.
+        tokio::time::advance(secs(1)).await;
+        provider.core.root.begin_ramp(provider.clock().now(), secs(600));
+        readmitted(&provider);
+        [Kind::Success, Kind::Throttled, Kind::Failed, Kind::Throttled].into_iter().for_each(call);
+        assert_eq!(tally.counts(), Counts { calls: 4, throttled: 2 });
+        tokio::time::advance(secs(60)).await;
+        assert_eq!(readmitted(&provider), 1000);
+        call(Kind::Throttled);
+        assert_eq!(tally.counts(), Counts { calls: 4, throttled: 2 });
+    }
+}

@@ -46,8 +46,9 @@
 //! charge where that fits the deadline. A [ladder](crate::failover) asks before it takes a slot or a
 //! place in the queue: the task goes to the next rungs, into free slots only, and returns to its own
 //! when the ramp reaches it. While a long pause is still in force, the instant after it is
-//! told already, so that no crowd waits at the gate for its end; a [probe](crate::retry_after) that is due
-//! goes through.
+//! told already, so that no crowd waits at the gate for its end. A [probe](crate::retry_after) that is due
+//! goes through, whatever its key, and who has the time to wait for all of that pause is told to
+//! come back for the next probe first.
 //!
 //! A call that belongs to no task is drawn for anew each time.
 //!

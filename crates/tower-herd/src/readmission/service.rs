@@ -1,7 +1,9 @@
 use super::{ResponseFuture, error::refusal};
 use crate::{
-    BoxError, HasTask, Key, Mode, Provider, Switch, Time, observe::Event, provider::handover, random::mix,
-    refusal::RefusalKind,
+    BoxError, HasTask, Key, Mode, Provider, RefusalKind, Switch, Time,
+    observe::Event,
+    provider::{WaitFor, handover},
+    random::mix,
 };
 use std::{
     fmt,
@@ -40,11 +42,19 @@ impl<S> RampedReadmission<S> {
             // Without a task each goes its own way.
             None => mix(self.untasked.fetch_add(1, Ordering::Relaxed)).into(),
         };
-        let until = self.provider.readmits_at(key, self.provider.clock().now())?;
+        let now = self.provider.clock().now();
+        let until = self.provider.readmits_at(key, now)?;
         // A probe has to get through to end the pause.
         if offered == Some(true) {
             return None;
         }
+        // Who has the time to wait for the end of a long pause has it for the next probe, and may be the
+        // only one to make it.
+        let end = WaitFor::of(request, None, self.provider.core(), now).end;
+        let until = match self.provider.probe_at(now) {
+            Some(probe) if until <= end => until.min(probe),
+            _ => until,
+        };
         if mode == Mode::Observe {
             self.switch.count();
             self.provider.observe(|| Event::WouldRefuse {
