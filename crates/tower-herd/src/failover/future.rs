@@ -222,6 +222,7 @@ where
         });
         match signal.kind {
             Kind::Success => {
+                self.ladder.rungs[self.at].succeeded();
                 if let Some(task) = &self.task {
                     task.note_success();
                 }
@@ -393,6 +394,9 @@ where
     /// Charges the failed call to the task: only where the walk goes on. What it returns is charged by
     /// the retry layer.
     fn charge(&self, kind: Kind) {
+        if matches!(kind, Kind::Failed | Kind::Overloaded) {
+            self.ladder.rungs[self.at].failed();
+        }
         if let Some(task) = self.task.as_ref().filter(|_| !matches!(kind, Kind::Empty | Kind::Throttled)) {
             task.charge();
         }

@@ -148,6 +148,23 @@ impl<T, Req: HasTask> Rung<T, Req> {
     }
 }
 
+/// What a part that goes by outcomes hears here: the retry layer sees neither where a success came from, nor
+/// the failures that the walk went on from.
+impl<T, Req> Rung<T, Req> {
+    #[inline]
+    pub(super) fn succeeded(&self) {
+        if let Some(pot) = &self.pot {
+            pot.succeeded();
+        }
+    }
+
+    pub(super) fn failed(&self) {
+        if let Some(pot) = &self.pot {
+            pot.failed();
+        }
+    }
+}
+
 /// A rung's name: provider, and scope if it has one.
 fn label(provider: &Provider) -> String {
     match provider.scope_name() {
