@@ -33,6 +33,8 @@ use tower_herd::{
     ProviderSettings, RetryAfterLayer, Signal,
     Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider, ProviderSettings,
     RampedReadmissionLayer, RetryAfterLayer, Signal,
+    BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
+    ProviderSettings, RetryAfterLayer, Signal,
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -357,6 +359,14 @@ fn http_stack(
         .service(Inner)
 }
 
+/// Adaptive throttling over the sensor that counts for it.
+fn throttled(provider: &Provider) -> impl Service<u64, Response = u64, Future: Send> + Clone + Send + use<> {
+    ServiceBuilder::new()
+        .layer(BudgetLayer::new(provider).classify(Numbers))
+        .layer(ClassifyLayer::new(provider).classify(Numbers).replies())
+        .service(Inner)
+}
+
 fn numbers_of_ours(bench: &mut Bench<'_>) {
     let provider = configured();
     let retry = JitteredRetryLayer::new().classify(Numbers).layer(Inner);
@@ -367,6 +377,10 @@ fn numbers_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<u64, _>("u64/ours/pause", pause);
     let limit = FleetLimitLayer::new(&provider).until_reply().classify(Numbers).layer(Inner);
     bench.calls::<u64, _>("u64/ours/limit", limit);
+    // A provider of its own: from its first layer on the sensor counts for it.
+    let budget = BudgetLayer::new(&configured()).classify(Numbers).layer(Inner);
+    bench.calls::<u64, _>("u64/ours/budget", budget);
+    bench.calls::<u64, _>("u64/ours/budget over classify", throttled(&configured()));
     let sensor = ClassifyLayer::new(&provider).classify(Numbers).replies().layer(Inner);
     bench.calls::<u64, _>("u64/ours/classify", sensor);
     bench.calls::<u64, _>("u64/ours/ramp", RampedReadmissionLayer::new(&provider).layer(Inner));
@@ -391,6 +405,10 @@ fn http_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<HttpRequest, _>("http/ours/breaker", BreakerLayer::new(&configured()).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/pause", RetryAfterLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/limit", FleetLimitLayer::new(&provider).layer(Inner));
+    bench.calls::<HttpRequest, _>("http/ours/budget", BudgetLayer::new(&configured()).layer(Inner));
+    let own = configured();
+    let sensor = ClassifyLayer::new(&own).layer(Inner);
+    bench.calls::<HttpRequest, _>("http/ours/budget over classify", BudgetLayer::new(&own).layer(sensor));
     bench.calls::<HttpRequest, _>("http/ours/classify", ClassifyLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/ramp", RampedReadmissionLayer::new(&provider).layer(Inner));
     let sensor = ClassifyLayer::new(&provider);
@@ -487,6 +505,14 @@ impl Table<'_> {
             row(kind, &format!("{kind}: retry (peer: with budget)"), "retry", "retry", "retry", &each);
             row(kind, &format!("{kind}: pause (peer: rate limiter)"), "-", "pause", "pause", &each);
             row(kind, &format!("{kind}: limit (peer: bulkhead)"), "limit", "limit", "limit", &each);
+            row(
+                kind,
+                &format!("{kind}: budget (throttling, with its own sensor)"),
+                "-",
+                "-",
+                "budget",
+                &each,
+            );
             row(kind, &format!("{kind}: classify"), "-", "-", "classify", &each);
             row(kind, &format!("{kind}: ramp"), "-", "-", "ramp", &each);
             let all = format!("<= {stack}, <= {share} of the peer");
@@ -502,6 +528,7 @@ impl Table<'_> {
         println!("|---|--:|---|");
         for (kind, bar) in [("u64", 25), ("http", 50)] {
             for layer in ["breaker", "pause", "limit"] {
+            for layer in ["budget", "pause", "limit"] {
                 let both = self.over(kind, &format!("ours/{layer} over classify"));
                 if let (Some(both), Some(sensor)) = (both, self.over(kind, "ours/classify")) {
                     println!("| {kind}: {layer} over classify | {:.1} | <= {bar} |", both - sensor);
@@ -515,6 +542,7 @@ impl Table<'_> {
         println!("| stack | 1 task | 16 tasks | ratio |");
         println!("|---|--:|--:|--:|");
         for kind in ["breaker", "u64", "http"] {
+        for kind in ["u64", "http", "budget over classify"] {
             let rate = |tasks: u32| self.0.nanos(&format!("{kind}/contended/{tasks}")).map(|n| 1e3 / n);
             if let (Some(one), Some(many)) = (rate(1), rate(16)) {
                 println!("| {kind} | {one:.2} | {many:.2} | {:.2} |", many / one);
@@ -543,6 +571,7 @@ fn main() {
     peers::<HttpRequest>(&mut bench, "http");
     http_of_ours(&mut bench);
     let (breaker, number, http) = (configured(), configured(), configured());
+    let (number, http, watched) = (configured(), configured(), configured());
     for tasks in [1, 16] {
         contended::<u64, _>(
             &mut bench,
@@ -557,6 +586,8 @@ fn main() {
             tasks,
             &http_stack(&http),
         );
+        let name = format!("budget over classify/contended/{tasks}");
+        contended::<u64, _>(&mut bench, &name, tasks, &throttled(&watched));
     }
     criterion.final_summary();
     Table(&samples).print();

@@ -25,6 +25,9 @@ use tower_herd::{
     AttemptTimeoutLayer, BoxError, Classify, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
     JitteredRetryLayer, Kind, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
     Task, TaskLayer, failover::Rung, readmission::Profile,
+    AttemptTimeoutLayer, BoxError, BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
+    HashedFailover, JitteredRetryLayer, Kind, Provider, ProviderSettings, RetryAfterLayer, Signal, Task,
+    TaskLayer, failover::Rung,
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -199,6 +202,7 @@ fn number_stack(
         .layer(JitteredRetryLayer::new().classify(Numbers))
         .layer(BreakerLayer::new(provider).classify(Numbers))
         .layer(RampedReadmissionLayer::new(provider))
+        .layer(BudgetLayer::new(provider).classify(Numbers))
         .layer(RetryAfterLayer::new(provider).classify(Numbers))
         .layer(FleetLimitLayer::new(provider).until_reply().classify(Numbers))
         .layer(ClassifyLayer::new(provider).classify(Numbers).replies())
@@ -215,6 +219,7 @@ fn http_stack(
         .layer(JitteredRetryLayer::new())
         .layer(BreakerLayer::new(provider))
         .layer(RampedReadmissionLayer::new(provider))
+        .layer(BudgetLayer::new(provider))
         .layer(RetryAfterLayer::new(provider))
         .layer(FleetLimitLayer::new(provider))
         .layer(ClassifyLayer::new(provider))
@@ -229,6 +234,7 @@ fn each_layer_alone_with_plain_requests() {
     assert_eq!(count::<u64, _>(JitteredRetryLayer::new().classify(Numbers).layer(Inner)), 0.0);
     assert_eq!(count::<u64, _>(AttemptTimeoutLayer::new(Duration::from_secs(1)).replies().layer(Inner)), 0.0);
     for provider in providers() {
+        assert_eq!(count::<u64, _>(BudgetLayer::new(&provider).classify(Numbers).layer(Inner)), 0.0);
         assert_eq!(count::<u64, _>(RetryAfterLayer::new(&provider).classify(Numbers).layer(Inner)), 0.0);
         let breaker = BreakerLayer::new(&provider).classify(Numbers);
         assert_eq!(count::<u64, _>(breaker.layer(Inner)), 0.0);
@@ -246,6 +252,7 @@ fn each_layer_alone_with_http() {
     assert_eq!(count::<HttpRequest, _>(AttemptTimeoutLayer::default().layer(Inner)), 0.0);
     for provider in providers() {
         assert_eq!(count::<HttpRequest, _>(BreakerLayer::new(&provider).layer(Inner)), 0.0);
+        assert_eq!(count::<HttpRequest, _>(BudgetLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(RetryAfterLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(FleetLimitLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(ClassifyLayer::new(&provider).layer(Inner)), 0.0);

@@ -18,6 +18,9 @@ use tower_herd::{
     AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
     JitteredRetryLayer, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
     TaskLayer, classify_fn, failover::Rung,
+    AttemptTimeoutLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
+    HashedFailoverLayer, JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, TaskLayer,
+    classify_fn, failover::Rung,
 };
 use tower_herd_sim::probe::{Contract, ProbeService, UnderTest};
 
@@ -51,6 +54,7 @@ macro_rules! rung {
         ServiceBuilder::new()
             .layer(BreakerLayer::new($provider))
             .layer(RampedReadmissionLayer::new($provider))
+            .layer(BudgetLayer::new($provider))
             .layer(RetryAfterLayer::new($provider))
             .layer(FleetLimitLayer::new($provider))
             .layer(ClassifyLayer::new($provider))
@@ -233,6 +237,17 @@ async fn spend_and_tokens_in_the_stack_of_one_provider() {
         UnderTest::new(stack).quiescent(no_line(&all))
     };
     Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn budget() {
+    let make = || {
+        let all = providers::<1>();
+        UnderTest::new(BudgetLayer::new(&all[0])).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || UnderTest::new(BudgetLayer::new(&providers::<1>()[0]).classify(classify_fn(plain)));
+    Contract::new(make).check_plain().await.assert_kept();
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,13 +13,12 @@ use std::{
     },
     time::Duration,
 };
-use support::{MS, Status, Step, Understand, get, of, provider, retry, send, status};
+use support::{MS, Status, Step, Understand, get, of, provider, retry, send};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_herd::{
     Budget, BudgetLayer, ClassifyLayer, Fleet, HashedFailover, JitteredRetryLayer, Kind, Mode, Provider,
-    ProviderSettings, RatioBudget, Refusal, RefusalKind, RetryAfterLayer, Signal, Switch, Task,
-    TokenBucketBudget,
+    ProviderSettings, RatioBudget, Refusal, RefusalKind, Signal, Switch, Task, TokenBucketBudget,
     budget::BudgetSettings,
     classify_fn,
     failover::Rung,
@@ -429,16 +428,14 @@ async fn the_token_bucket_hears_what_could_be_sent_again_and_nothing_else() {
 #[tokio::test(start_paused = true)]
 async fn a_pushback_of_never_takes_a_token() {
     let budget = TokenBucketBudget::new(10, 0.1);
-    let script = Script::always(answer(200).header("grpc-status", 8).header("grpc-retry-pushback-ms", -1));
-    let layer = JitteredRetryLayer::new().budget(budget.clone());
-    layer.layer(script.clone()).oneshot(grpc()).await.unwrap();
+    let reply = answer(200).header("content-type", "application/grpc");
+    let script = Script::always(reply.header("grpc-status", 8).header("grpc-retry-pushback-ms", -1));
+    let http2 = script.clone().map_response(|mut reply| {
+        *reply.version_mut() = http::Version::HTTP_2;
+        reply
+    });
+    JitteredRetryLayer::new().budget(budget.clone()).layer(http2).oneshot(request(1)).await.unwrap();
     assert_eq!((script.calls(), budget.tokens()), (1, 9.0));
-}
-
-fn grpc() -> common::Request {
-    let mut request = request(1);
-    request.headers_mut().insert("content-type", http::HeaderValue::from_static("application/grpc"));
-    request
 }
 
 #[tokio::test(start_paused = true)]
@@ -553,8 +550,10 @@ async fn hermes_agent_91713_a_futile_loop_reaches_the_tool_seldom_and_the_other_
     }
     // Alone it would be one every half second, and three attempts each.
     let sent = futile.calls();
-    assert!(sent <= 36_000 / 20, "{sent} calls in five hours");
-    let per_minute = futile.times(start).windows(9).filter(|w| w[8] - w[0] < 60_000).count();
-    assert!(sent > 100 && per_minute < sent, "it is still tried: {sent}");
+    assert!((500..36_000 / 15).contains(&sent), "{sent} calls in five hours");
+    // After the first minute, in which it has to find out.
+    let times: Vec<_> = futile.times(start).into_iter().filter(|at| *at >= 60_000).collect();
+    let most = times.iter().map(|at| times.iter().filter(|t| (*at..at + 60_000).contains(t)).count()).max();
+    assert!(most <= Some(25), "{most:?} in one minute");
     assert_eq!((useful.calls() as u64, layers[1].share()), (wanted, 0.0));
 }

@@ -7,7 +7,7 @@ use super::{
     state::{Cost, Decision, Reply, Session, Standing, Why, takes_token},
 };
 use crate::{
-    BoxError, Classify, Executed, Exhausted, HasTask, Kind, Refusal, Safety, Signal,
+    BoxError, Classify, Executed, Exhausted, HasTask, Kind, Refusal, Safety, Signal, Task,
     classify::DefaultClassify, observe::Event, random::Random,
 };
 use pin_project_lite::pin_project;
@@ -255,7 +255,7 @@ impl<S, Res> Slow<S, Res> {
 }
 
 fn deadline<K: HasTask>(core: &Core, kept: Option<&K>) -> Instant {
-    let own = kept.and_then(HasTask::task).and_then(crate::Task::deadline_at);
+    let own = kept.and_then(HasTask::task).and_then(Task::deadline_at);
     own.unwrap_or_else(|| crate::task::far(core.config.deadline))
 }
 
@@ -277,11 +277,7 @@ where
 {
     let core = &shared.core;
     let now = Instant::now();
-    let reply = read(&shared.classify, &outcome, now);
-    // Law 3: what was given up further in pays for no repetition here.
-    if reply.exhausted && std::mem::take(deposited) {
-        core.budget.take_back();
-    }
+    let mut reply = read(&shared.classify, &outcome, now);
     let deadline = *noted.get_or_insert_with(|| deadline(core, kept));
     let slow = slow.get_or_insert_with(|| {
         Box::new(Slow {
@@ -312,10 +308,17 @@ where
         }
         // An error in place of a reply bears no mark, but its task knows.
         let marked = shared.classify.provider(as_dyn(&outcome));
-        marked.or_else(|| kept.and_then(HasTask::task).and_then(crate::Task::last_provider))
+        marked.or_else(|| kept.and_then(HasTask::task).and_then(Task::last_provider))
     };
     let task = kept.and_then(HasTask::task);
+    if kind != Kind::Refused {
+        reply.exhausted |= task.is_some_and(Task::take_given_up);
+    }
     let bed = core.bed();
+    // Law 3: what was given up further in pays for no repetition here.
+    if reply.exhausted && std::mem::take(deposited) {
+        core.budget.take_back();
+    }
     let left = deadline.saturating_duration_since(now);
     let standing = standing(kept, again, left, bed.is_some());
     if core.listens && takes_token(&core.config, &reply, standing.safety) {

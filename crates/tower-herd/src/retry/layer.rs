@@ -305,7 +305,11 @@ impl<S, C, R> Shared<S, C, R> {
     pub(crate) fn deposit<Req: HasTask>(&self, request: &Req) -> bool {
         let core = &self.core;
         let is_original = match request.task() {
-            Some(task) => task.first_deposit(core.budget_id),
+            Some(task) => {
+                // Of an earlier call: it says nothing about this one.
+                task.set_given_up(false);
+                task.first_deposit(core.budget_id)
+            }
             None => request.resent().is_none(),
         };
         if is_original {

@@ -134,6 +134,10 @@ struct Inner {
     exhausted: AtomicBool,
     /// The retry budgets that it was counted in; what comes after so many is not counted.
     deposited: [AtomicUsize; POTS],
+    /// A retry layer has returned its last reply. An error, or a reply of a type of one's own, bears no mark of
+    /// that, so the layers further out read it here.
+    #[cfg(feature = "jittered-retry")]
+    given_up: AtomicBool,
     /// The throttles that refused it, and when it was last counted there.
     #[cfg(feature = "budget")]
     shed: [AtomicU64; SHEDS],
@@ -187,6 +191,8 @@ impl Task {
             throttled: AtomicU32::new(0),
             exhausted: AtomicBool::new(false),
             deposited: Default::default(),
+            #[cfg(feature = "jittered-retry")]
+            given_up: Default::default(),
             #[cfg(feature = "budget")]
             shed: Default::default(),
             failed_at: AtomicUsize::new(0),
@@ -332,6 +338,8 @@ impl Task {
                 throttled: AtomicU32::new(0),
                 exhausted: AtomicBool::new(false),
                 deposited: Default::default(),
+                #[cfg(feature = "jittered-retry")]
+                given_up: Default::default(),
                 #[cfg(feature = "budget")]
                 shed: Default::default(),
                 failed_at: AtomicUsize::new(0),
@@ -426,6 +434,8 @@ impl Task {
     /// Notes that a layer has given up on a call of it. For retry code that is not ours.
     pub fn give_up(&self) {
         self.0.exhausted.store(true, Ordering::Relaxed);
+        #[cfg(feature = "jittered-retry")]
+        self.set_given_up(true);
     }
     /// Charges one wire call that failed; the number charged so far.
     pub fn charge(&self) -> u32 {
@@ -458,6 +468,22 @@ impl Task {
             }
         }
         false
+    }
+
+    /// A retry layer below (or none, for a new call) has returned its last reply for it.
+    #[cfg(feature = "jittered-retry")]
+    #[inline]
+    pub(crate) fn set_given_up(&self, given_up: bool) {
+        // Read first: a store would take the cache line from the task's other calls.
+        if self.0.given_up.load(Ordering::Relaxed) != given_up {
+            self.0.given_up.store(given_up, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the reply that just came is the last one of a retry layer below.
+    #[cfg(feature = "jittered-retry")]
+    pub(crate) fn take_given_up(&self) -> bool {
+        self.0.given_up.swap(false, Ordering::Relaxed)
     }
 
     /// Whether a refusal of a throttle has not been counted yet, for this task, in its present window. (A task
