@@ -34,6 +34,7 @@ use tower_herd::{
     Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider, ProviderSettings,
     RampedReadmissionLayer, RetryAfterLayer, Signal,
     BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
+    AttemptsLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
     ProviderSettings, RetryAfterLayer, Signal,
 };
 
@@ -411,6 +412,7 @@ fn http_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<HttpRequest, _>("http/ours/budget over classify", BudgetLayer::new(&own).layer(sensor));
     bench.calls::<HttpRequest, _>("http/ours/classify", ClassifyLayer::new(&provider).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/ramp", RampedReadmissionLayer::new(&provider).layer(Inner));
+    bench.calls::<HttpRequest, _>("http/ours/attempts", AttemptsLayer::new(&provider).layer(Inner));
     let sensor = ClassifyLayer::new(&provider);
     let pause = RetryAfterLayer::new(&provider);
     bench.calls::<HttpRequest, _>("http/ours/pause over classify", pause.layer(sensor.layer(Inner)));
@@ -515,6 +517,7 @@ impl Table<'_> {
             );
             row(kind, &format!("{kind}: classify"), "-", "-", "classify", &each);
             row(kind, &format!("{kind}: ramp"), "-", "-", "ramp", &each);
+            row(kind, &format!("{kind}: attempts"), "-", "-", "attempts", &each);
             let all = format!("<= {stack}, <= {share} of the peer");
             row(kind, &format!("{kind}: stack"), "stack", "stack", "stack", &all);
             row(kind, &format!("{kind}: breaker"), "-", "-", "breaker", &each);

@@ -26,6 +26,7 @@ use tower_herd::{
     JitteredRetryLayer, Kind, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
     Task, TaskLayer, failover::Rung, readmission::Profile,
     AttemptTimeoutLayer, BoxError, BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
+    AttemptTimeoutLayer, AttemptsLayer, BoxError, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
     HashedFailover, JitteredRetryLayer, Kind, Provider, ProviderSettings, RetryAfterLayer, Signal, Task,
     TaskLayer, failover::Rung,
 };
@@ -222,6 +223,7 @@ fn http_stack(
         .layer(BudgetLayer::new(provider))
         .layer(RetryAfterLayer::new(provider))
         .layer(FleetLimitLayer::new(provider))
+        .layer(AttemptsLayer::new(provider))
         .layer(ClassifyLayer::new(provider))
         .layer(AttemptTimeoutLayer::default())
         .service(Inner)
@@ -257,6 +259,7 @@ fn each_layer_alone_with_http() {
         assert_eq!(count::<HttpRequest, _>(FleetLimitLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(ClassifyLayer::new(&provider).layer(Inner)), 0.0);
         assert_eq!(count::<HttpRequest, _>(RampedReadmissionLayer::new(&provider).layer(Inner)), 0.0);
+        assert_eq!(count::<HttpRequest, _>(AttemptsLayer::new(&provider).layer(Inner)), 0.0);
     }
 }
 
@@ -370,6 +373,22 @@ fn the_task_layer_allocates_only_when_it_starts_a_task() {
     };
     assert_eq!(starts, by_hand as f64, "the task and its place in the request, nothing else");
     assert_eq!(by_hand, 4);
+}
+
+/// Where that was asked for: one, the value of our header. The count of Envoy's dialect is a static text. (The map
+/// of headers grows where it is full.)
+#[tokio::test(start_paused = true)]
+async fn telling_a_first_call_what_is_left_allocates_its_header() {
+    let [provider, ..] = &providers();
+    let task = Task::new(1).deadline_in(Duration::from_secs(7));
+    let make = || {
+        let mut request = HttpRequest::make();
+        request.headers_mut().reserve(8);
+        request.extensions_mut().insert(task.clone());
+        request
+    };
+    assert_eq!(count_of(AttemptsLayer::new(provider).tell_first(true).layer(Inner), make), 1.0);
+    assert_eq!(count_of(AttemptsLayer::new(provider).tell_first(true).own(false).layer(Inner), make), 0.0);
 }
 
 #[test]

@@ -21,6 +21,9 @@ use tower_herd::{
     AttemptTimeoutLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
     HashedFailoverLayer, JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, TaskLayer,
     classify_fn, failover::Rung,
+    AttemptTimeoutLayer, AttemptsLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
+    HashedFailoverLayer, IncomingAttemptsLayer, JitteredRetryLayer, Provider, ProviderSettings,
+    RetryAfterLayer, Signal, TaskLayer, classify_fn, failover::Rung,
 };
 use tower_herd_sim::probe::{Contract, ProbeService, UnderTest};
 
@@ -57,6 +60,7 @@ macro_rules! rung {
             .layer(BudgetLayer::new($provider))
             .layer(RetryAfterLayer::new($provider))
             .layer(FleetLimitLayer::new($provider))
+            .layer(AttemptsLayer::new($provider))
             .layer(ClassifyLayer::new($provider))
             .layer(AttemptTimeoutLayer::default())
             .into_inner()
@@ -100,6 +104,13 @@ async fn attempt_timeout() {
         let make = || UnderTest::new(AttemptTimeoutLayer::new(headers).replies());
         Contract::new(make).check_plain().await.assert_kept();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts() {
+    let make = || UnderTest::new(AttemptsLayer::new(&providers::<1>()[0]).tell_first(true));
+    Contract::new(make).check_http().await.assert_kept();
+    Contract::new(|| UnderTest::new(IncomingAttemptsLayer::new())).check_http().await.assert_kept();
 }
 
 #[tokio::test(start_paused = true)]

@@ -54,8 +54,11 @@
 //! | [`BudgetLayer`] | [`RetryAfterLayer`] | a call waits for the end of a pause, and is thrown away then |
 //! | [`BreakerLayer`] | [`RetryAfterLayer`] | callers sit out the open time in front of a breaker that would refuse them at once |
 //! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
+//! | [`FleetLimitLayer`] | [`AttemptsLayer`] | what is told of the time that is left is what was left before the queue |
 //! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
 //! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
+//!
+//! On a server, [`IncomingAttemptsLayer`] stands around the handlers, inside [`TaskLayer`]: see [`attempts`].
 //!
 //! # What the layers promise
 //!
@@ -90,12 +93,19 @@
 //! | `Clone` is not implemented for the request or its body, "required for `CloneRequest`" | `.resend(replay(cap, Body::new))` on the layer ([`retry`]) |
 //! | `Clone` is not implemented for the client | a retry and a ladder call it again: give it in a handle that is `Clone`, such as tower's `Buffer` |
 //!
+//! # What else retries
+//!
+//! SDKs, HTTP clients, meshes and frameworks repeat calls too, and none of them sees what these layers know:
+//! [which, and how to switch them off](guide::retries).
+//!
 //! # Features
 //!
 //! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
 //! `budget`, `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `tool-calls`. `http` brings the HTTP and gRPC
 //! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `breaker`. `http` brings the HTTP and gRPC
 //! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `ramped-readmission`. `http` brings the HTTP and gRPC
+//! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`, `attempts`,
+//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
 //! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which
