@@ -241,3 +241,50 @@ async fn a_foreign_service_that_retries_inside_is_named() {
     }
     assert_eq!(*reports.0.lock().unwrap(), [("mesh".to_owned(), 3)]);
 }
+
+/// gRPC over HTTP/2, trailers only: what each call of one request said, and what the replies were.
+async fn grpc_calls(pushback: Option<&'static str>) -> (Vec<Option<String>>, http::HeaderMap) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let heard = seen.clone();
+    let server = Server::start(move |_, head| {
+        let count = head.headers.get("grpc-previous-rpc-attempts");
+        heard.lock().unwrap().push(count.map(|count| count.to_str().unwrap().to_owned()));
+        let failed =
+            answer(200).header("content-type", "application/grpc").header("grpc-status", 14).body("");
+        match pushback {
+            Some(pushback) => failed.header("grpc-retry-pushback-ms", pushback),
+            None => failed,
+        }
+    })
+    .await;
+    let provider = provider("grpc");
+    let client: Client<HttpConnector, Empty<Bytes>> =
+        Client::builder(TokioExecutor::new()).http2_only(true).build_http();
+    let stack = ServiceBuilder::new()
+        .layer(IncomingAttemptsLayer::new())
+        .layer(JitteredRetryLayer::new().base(Duration::from_millis(1)))
+        .layer(FleetLimitLayer::new(&provider))
+        .layer(AttemptsLayer::new(&provider))
+        .layer(ClassifyLayer::new(&provider))
+        .service(client);
+    let request = http::Request::post(&server.url)
+        .header("content-type", "application/grpc")
+        .extension(tower_herd::Safety::Costly)
+        .body(Empty::new())
+        .unwrap();
+    let reply = stack.oneshot(request).await.unwrap();
+    let seen = seen.lock().unwrap().clone();
+    (seen, reply.headers().clone())
+}
+
+#[tokio::test]
+async fn grpc_attempts_are_counted_and_a_pushback_of_minus_one_goes_in_and_out() {
+    let some = |count: &str| Some(count.to_owned());
+    let (calls, reply) = grpc_calls(None).await;
+    assert_eq!(calls, [None, some("1"), some("2")]);
+    assert_eq!(reply["grpc-retry-pushback-ms"], "-1", "given up, and said so");
+    let (calls, reply) = grpc_calls(Some("-1")).await;
+    assert_eq!((calls, &reply["grpc-retry-pushback-ms"]), (vec![None], &"-1".parse().unwrap()));
+    let (calls, reply) = grpc_calls(Some("5")).await;
+    assert_eq!((calls.len(), &reply["grpc-retry-pushback-ms"]), (3, &"-1".parse().unwrap()));
+}

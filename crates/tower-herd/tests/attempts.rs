@@ -151,8 +151,9 @@ async fn our_own_attempts_that_come_back_are_no_inner_retries() {
         .layer(JitteredRetryLayer::new())
         .layer(AttemptsLayer::new(&provider))
         .service(wire.service());
-    assert_eq!(stack.oneshot(get()).await.unwrap().status(), 200);
-    assert_eq!((wire.headers().len(), seen.all()), (3, vec![]));
+    let reply = stack.oneshot(get()).await.unwrap();
+    assert_eq!((reply.status().as_u16(), wire.headers().len(), seen.all()), (200, 3, vec![]));
+    assert!(!reply.headers().contains_key(ENVOY), "a proxy would hand it on as a count of its own");
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,6 +274,42 @@ async fn a_failure_is_marked_even_if_the_handler_makes_its_own_reply() {
             Some(if marked { "false" } else { "true" })
         );
         assert_eq!(value(answer.headers(), "grpc-retry-pushback-ms"), None);
+    }
+}
+
+// An error bears no mark, so the task has to say it; a refusal that ends is no giving up.
+#[tokio::test(start_paused = true)]
+async fn a_reply_that_is_made_of_an_error_is_marked_if_that_was_given_up() {
+    let refuse = |kind, wait: Option<u64>| -> BoxError {
+        let at = wait.map(|wait| Instant::now() + S(wait));
+        Refusal::new(kind, "no", Arc::from("p"), at).into()
+    };
+    let cut = || -> BoxError { std::io::Error::from(std::io::ErrorKind::ConnectionReset).into() };
+    for (error, calls, marked) in [
+        (0, 3, true),
+        (1, 1, true),
+        // Paused for longer than the deadline: who can wait may come back.
+        (2, 1, false),
+    ] {
+        let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = made.clone();
+        let inner = ServiceBuilder::new().layer(JitteredRetryLayer::new()).service_fn(move |_: Request| {
+            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let error = match error {
+                0 => cut(),
+                1 => refuse(RefusalKind::Spend, None),
+                _ => refuse(RefusalKind::Paused, Some(600)),
+            };
+            async move { Err::<Response, _>(error) }
+        });
+        let handler = tower::service_fn(move |request: Request| {
+            let call = inner.clone().oneshot(request);
+            // Whatever went wrong, in the handler's own words.
+            async move { Ok::<_, BoxError>(call.await.unwrap_or_else(|_| reply(500, &[]))) }
+        });
+        let answer = layer_of(IncomingAttemptsLayer::new(), handler).oneshot(get()).await.unwrap();
+        assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst), calls);
+        assert_eq!(answer.headers().contains_key("x-should-retry"), marked, "{error}");
     }
 }
 

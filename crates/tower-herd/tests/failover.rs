@@ -349,6 +349,24 @@ async fn the_retry_budget_is_kept_by_provider() {
     assert!(budget.of("elsewhere").is_none());
 }
 
+// Law 3: who sees the mark of a stack that has given up does not deposit, at the rung neither.
+#[tokio::test(start_paused = true)]
+async fn what_was_given_up_beyond_a_rung_pays_for_no_repetition() {
+    use tower_herd::{Budget as _, RatioBudget};
+    for (reply, pays) in [(answer(500).header("x-should-retry", "false"), false), (answer(404), true)] {
+        let ladder = ladder(&[5], &[reply]);
+        let budget = RatioBudget::new(0.5).reserve(0, secs(1000));
+        let service = ladder.service().budget(&budget);
+        let service = tower_herd::JitteredRetryLayer::new().budget(budget.clone()).layer(service);
+        for i in 0..10 {
+            service.clone().oneshot(request(i)).await.unwrap();
+        }
+        assert_eq!(ladder.calls(), [10]);
+        assert_eq!(budget.of("rung-0").unwrap().try_withdraw(), pays);
+        assert_eq!(budget.try_withdraw(), pays);
+    }
+}
+
 // A ladder that was not given the budget: repetitions draw on the one pot, into which all calls pay.
 #[tokio::test(start_paused = true)]
 async fn a_ladder_without_the_budget_leaves_one_pot() {

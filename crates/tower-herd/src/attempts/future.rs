@@ -38,11 +38,11 @@ where
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = self.project();
-        let outcome = ready!(me.inner.poll(cx));
-        if let (Ok(reply), Some((shared, attempt))) = (&outcome, me.attempt)
+        let mut outcome = ready!(me.inner.poll(cx));
+        if let (Ok(reply), Some((shared, attempt))) = (&mut outcome, me.attempt)
             && let Some(calls) = told::calls_told(reply.headers())
         {
-            shared.told_back(*attempt, calls);
+            shared.told_back(*attempt, calls, reply.headers_mut());
         }
         Poll::Ready(outcome)
     }

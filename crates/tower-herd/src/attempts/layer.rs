@@ -1,8 +1,9 @@
 use super::{
     service::Attempts,
-    told::{Dialects, Told},
+    told::{self, Dialects, Told},
 };
-use crate::{HasTask, Provider, Switch, observe::Event};
+use crate::{HasTask, Mode, Provider, Switch, observe::Event};
+use http::HeaderMap;
 use std::{fmt, sync::Arc};
 use tokio::time::Instant;
 use tower_layer::Layer;
@@ -11,8 +12,8 @@ use tower_layer::Layer;
 /// and reports when something in between repeats our calls. See the [module](super).
 ///
 /// It needs the task, and the mark of a repetition, that [`TaskLayer`](crate::TaskLayer) and
-/// [`JitteredRetryLayer`](crate::JitteredRetryLayer) leave on the request, and changes neither replies nor
-/// errors. In a ladder the number is that of the walk: a first call at another rung is no repetition there.
+/// [`JitteredRetryLayer`](crate::JitteredRetryLayer) leave on the request, and changes no
+/// errors, and of replies only its own count where a server has sent it back. In a ladder the number is that of the walk: a first call at another rung is no repetition there.
 #[derive(Clone)]
 pub struct AttemptsLayer {
     shared: Shared,
@@ -90,10 +91,15 @@ impl Shared {
 
     /// The reply to our `attempt`-th call says that so many were made.
     #[cold]
-    pub(super) fn told_back(&self, attempt: u32, calls: u32) {
+    pub(super) fn told_back(&self, attempt: u32, calls: u32, headers: &mut HeaderMap) {
         let provider = &self.provider;
-        if calls > attempt && provider.notes_inner_retries() {
-            provider.observe(|| Event::InnerRetries { provider: provider.name(), attempts: calls });
+        if calls > attempt {
+            if provider.notes_inner_retries() {
+                provider.observe(|| Event::InnerRetries { provider: provider.name(), attempts: calls });
+            }
+        } else if attempt > 1 && self.switch.mode() == Mode::Enforce {
+            // Our own number, which whoever hands this reply on must not hand on as theirs.
+            told::forget(headers);
         }
     }
 }

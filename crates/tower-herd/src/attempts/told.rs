@@ -198,6 +198,11 @@ pub(super) fn tell_back(headers: &mut HeaderMap, calls: u32) {
     }
 }
 
+/// Takes that away again.
+pub(super) fn forget(headers: &mut HeaderMap) {
+    headers.remove(ENVOY);
+}
+
 /// Envoy counts from 1.
 pub(super) fn envoy_count(headers: &HeaderMap) -> Option<u32> {
     headers.get_all(ENVOY).iter().filter_map(count).max().filter(|count| *count > 0)

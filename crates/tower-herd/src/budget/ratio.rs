@@ -404,16 +404,19 @@ mod tests {
             ratio in 0..=1_000_000u64,
             burst in 0..5u64,
             ceiling in prop::option::of(0..60u32),
-            // (milliseconds until, deposits, attempts to withdraw, refunds of what is out)
-            steps in prop::collection::vec((0..20_000u64, 0..60u64, 0..40u64, 0..6u64), 1..40),
+            // (milliseconds until, deposits, some of them taken back, attempts to withdraw, refunds of what is out)
+            steps in prop::collection::vec((0..20_000u64, 0..60u64, 0..20u64, 0..40u64, 0..6u64), 1..40),
         ) {
             let settings = Settings { ratio, window: S(30), burst, refill: S(10), ceiling };
             let mut ledger = Ledger::new(&settings);
             let (mut now, mut out, mut history) = (0, 0, Vec::new());
-            for (gap, deposits, asked, refunds) in steps {
+            for (gap, deposits, taken_back, asked, refunds) in steps {
                 now += gap;
                 ledger.advance(&settings, Time::from_nanos(now * 1_000_000));
                 ledger.pay_in(deposits * ratio);
+                let before = ledger.credit;
+                (0..taken_back).for_each(|_| ledger.take_back(ratio));
+                prop_assert_eq!(ledger.credit, before.saturating_sub(taken_back * ratio));
                 let refunds = refunds.min(out);
                 (0..refunds).for_each(|_| ledger.give_back(&settings));
                 let granted = (0..asked).filter(|_| ledger.withdraw(&settings)).count() as u64;
