@@ -36,6 +36,9 @@ use tower_herd::{
     BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
     AttemptsLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
     ProviderSettings, RetryAfterLayer, Signal,
+    RetryAfterLayer, Signal, SpendLayer, TokenLimitLayer,
+    spend::{Allowance, Amount, Prices},
+    usage::{llm, of_reply},
 };
 
 // ------------------------------------------------------------------------------ requests and replies
@@ -303,6 +306,12 @@ fn configured() -> Provider {
     Fleet::local().configure("bench", settings).expect("valid settings")
 }
 
+/// Its tokens are limited, and never run out.
+fn counted() -> Provider {
+    let settings = ProviderSettings::new().ceiling(CEILING).tokens_per_minute(u32::MAX);
+    Fleet::local().configure("counted", settings).expect("valid settings")
+}
+
 fn unconfigured() -> Provider {
     Fleet::local().provider("bench")
 }
@@ -395,6 +404,18 @@ fn numbers_of_ours(bench: &mut Bench<'_>) {
     let breaker = BreakerLayer::new(&provider).classify(Numbers);
     bench.calls::<u64, _>("u64/ours/breaker over classify", breaker.layer(sensor.layer(Inner)));
     let provider = configured();
+    let counted = counted();
+    let used = of_reply(|used: &u64| Some(Amount::micros(*used)));
+    let spend = SpendLayer::new(&counted, |_: &u64| Amount::micros(9), used).classify(Numbers);
+    bench.calls::<u64, _>("u64/ours/spend, nothing to keep", spend.layer(Inner));
+    let month = Allowance::new(Amount::MAX);
+    bench.calls::<u64, _>("u64/ours/spend", spend.within(&month).layer(Inner));
+    let tokens = |provider: &Provider| {
+        let used = of_reply(|used: &u64| Some(*used));
+        TokenLimitLayer::with(provider, |_: &u64| 9_u64, used).classify(Numbers).layer(Inner)
+    };
+    bench.calls::<u64, _>("u64/ours/tokens, nothing to keep", tokens(&provider));
+    bench.calls::<u64, _>("u64/ours/tokens", tokens(&counted));
     bench.calls::<u64, _>("u64/ours/stack", number_stack(&provider));
     bench.calls::<u64, _>("u64/ours/stack with breaker", broken_stack(&configured()));
     bench.calls::<u64, _>("u64/ours/stack, nothing configured", number_stack(&unconfigured()));
@@ -418,6 +439,22 @@ fn http_of_ours(bench: &mut Bench<'_>) {
     bench.calls::<HttpRequest, _>("http/ours/pause over classify", pause.layer(sensor.layer(Inner)));
     let limit = FleetLimitLayer::new(&provider);
     bench.calls::<HttpRequest, _>("http/ours/limit over classify", limit.layer(sensor.layer(Inner)));
+    let counted = counted();
+    let prices = Prices::new(Amount::units(1), Amount::units(1));
+    let spend = SpendLayer::new(&counted, |_: &HttpRequest| Amount::micros(9), llm(prices));
+    bench.calls::<HttpRequest, _>("http/ours/spend, nothing to keep", spend.layer(Inner));
+    let month = Allowance::new(Amount::MAX);
+    bench.calls::<HttpRequest, _>("http/ours/spend", spend.clone().within(&month).layer(Inner));
+    bench.calls::<HttpRequest, _>(
+        "http/ours/tokens, nothing to keep",
+        TokenLimitLayer::new(&provider).layer(Inner),
+    );
+    let tokens = TokenLimitLayer::new(&counted);
+    bench.calls::<HttpRequest, _>("http/ours/tokens", tokens.layer(Inner));
+    bench.calls::<HttpRequest, _>(
+        "http/ours/spend over tokens",
+        spend.within(&month).layer(tokens.layer(Inner)),
+    );
     bench.calls::<HttpRequest, _>("http/ours/stack", http_stack(&provider));
     bench.calls::<HttpRequest, _>("http/ours/rung", tower_herd::herd::bench_rung(&provider, Inner));
     bench.calls::<HttpRequest, _>("http/ours/herd", tower_herd::herd::bench_herd(&provider, Inner));
@@ -535,6 +572,18 @@ impl Table<'_> {
                 let both = self.over(kind, &format!("ours/{layer} over classify"));
                 if let (Some(both), Some(sensor)) = (both, self.over(kind, "ours/classify")) {
                     println!("| {kind}: {layer} over classify | {:.1} | <= {bar} |", both - sensor);
+                }
+            }
+        }
+        println!("\nWhat counts money and tokens (the body of 512 bytes is read for what it tells):\n");
+        println!("| scenario | tower-herd |");
+        println!("|---|--:|");
+        for kind in ["u64", "http"] {
+            for layer in
+                ["spend, nothing to keep", "spend", "tokens, nothing to keep", "tokens", "spend over tokens"]
+            {
+                if let Some(nanos) = self.over(kind, &format!("ours/{layer}")) {
+                    println!("| {kind}: {layer} | {nanos:.1} |");
                 }
             }
         }

@@ -53,6 +53,9 @@
 //! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
 //! | [`BudgetLayer`] | [`RetryAfterLayer`] | a call waits for the end of a pause, and is thrown away then |
 //! | [`BreakerLayer`] | [`RetryAfterLayer`] | callers sit out the open time in front of a breaker that would refuse them at once |
+//! | [`SpendLayer`] | [`RetryAfterLayer`] | who may not spend any more waits for the end of a pause to be told |
+//! | [`RetryAfterLayer`] | [`TokenLimitLayer`] | the tokens of a paused provider are taken by calls that cannot be made |
+//! | [`TokenLimitLayer`] | [`FleetLimitLayer`] | who waits for tokens holds a slot meanwhile |
 //! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
 //! | [`FleetLimitLayer`] | [`AttemptsLayer`] | what is told of the time that is left is what was left before the queue |
 //! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
@@ -106,6 +109,7 @@
 //! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `ramped-readmission`. `http` brings the HTTP and gRPC
 //! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`, `attempts`,
 //! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
+//! `retry-after`, `fleet-limit` (with the limit on tokens), `spend`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
 //! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which

@@ -47,9 +47,9 @@ pub enum RefusalKind {
     /// [`BudgetLayer`](crate::budget): so much of the provider's traffic fails that a share of it is not
     /// sent at all.
     Shed,
-    /// The tokens of a minute are used up until then.
+    /// [`TokenLimitLayer`](crate::token_limit): the tokens of a minute are used up until then.
     Tokens,
-    /// The call alone costs more than the provider ever allows at once.
+    /// [`TokenLimitLayer`](crate::token_limit): the call alone costs more tokens than there ever are at once.
     TooLarge,
     /// [`SpendLayer`](crate::spend): the task's money, or its tokens, are used up.
     Spend,
@@ -125,12 +125,12 @@ impl Refusal {
     }
 
     /// The status of this refusal as an HTTP reply: 429 where the provider's own rate is what
-    /// stands in the way (`Paused`), else 503.
+    /// stands in the way (`Paused`, `Tokens`), else 503.
     #[cfg(feature = "http")]
     #[must_use]
     pub fn status(&self) -> http::StatusCode {
         match self.kind {
-            RefusalKind::Paused => http::StatusCode::TOO_MANY_REQUESTS,
+            RefusalKind::Paused | RefusalKind::Tokens => http::StatusCode::TOO_MANY_REQUESTS,
             _ => http::StatusCode::SERVICE_UNAVAILABLE,
         }
     }

@@ -146,7 +146,7 @@ async fn cognee_4321_our_own_no_is_final_and_no_429() {
     let service = JitteredRetryLayer::new().budget(Unlimited).layer(ladder);
     let task = Task::new(1).spend(amount("0.40"));
     let start = Instant::now();
-    let error = service.oneshot(of(&task)).await.err().expect("refused");
+    let error = service.oneshot(of(&task)).await.expect_err("refused");
     let refusal = Refusal::find(&*error).expect("a refusal");
     assert_eq!((refusal.kind, refusal.retry_at), (RefusalKind::Spend, None));
     assert!(refusal.kind.is_terminal());
@@ -168,7 +168,7 @@ async fn cognee_4321_our_own_no_is_final_and_no_429() {
 }
 
 /// What a stream sends before it breaks, or goes on.
-async fn events(
+fn events(
     pieces: Vec<Result<&'static str, std::io::Error>>,
 ) -> http::Response<impl http_body::Body<Data = Bytes, Error = std::io::Error>> {
     let frames = pieces.into_iter().map(|piece| piece.map(|text| http_body::Frame::data(Bytes::from(text))));
@@ -194,7 +194,7 @@ async fn litellm_33273_39462_the_tokens_of_an_aborted_stream_are_summed() {
         let attempts = Arc::new(std::sync::Mutex::new(vec![vec![Ok(START), Ok(TEXT), Ok(END)], aborted]));
         let inner = service_fn(move |_: Request| {
             let pieces = attempts.lock().unwrap().pop().unwrap();
-            async { Ok::<_, Infallible>(events(pieces).await) }
+            async { Ok::<_, Infallible>(events(pieces)) }
         });
         let service = SpendLayer::new(&provider(), flat(estimate), prices()).layer(inner);
         let task = Task::new(1).spend(amount("5"));
@@ -222,7 +222,7 @@ async fn llm_exe_797_a_timeout_after_the_send_may_have_been_billed() {
         .layer(AttemptTimeoutLayer::new(secs(5)))
         .service(script.clone());
     let task = Task::new(1).spend(amount("1"));
-    let error = service.clone().oneshot(of(&task)).await.err().expect("every attempt times out");
+    let error = service.clone().oneshot(of(&task)).await.expect_err("every attempt times out");
     // Two attempts are charged, a third is not made: the caller gets the last real outcome.
     assert!(Refusal::find(&*error).is_none(), "{error}");
     assert_eq!(script.calls(), 2);

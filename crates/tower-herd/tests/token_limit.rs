@@ -322,7 +322,7 @@ async fn what_was_used_counts_from_the_end_of_the_body() {
     let service = layer(&provider).patience(ms(0)).meter(uncached).layer(script);
     for id in 0..8 {
         let reply = service.clone().oneshot(costs(30, &task(id))).await;
-        assert_eq!(reply.is_ok(), true, "{id}");
+        assert!(reply.is_ok(), "{id}");
         reply.unwrap().into_body().collect().await.unwrap();
     }
     assert!(service.oneshot(costs(30, &task(9))).await.is_err(), "32 are used");

@@ -396,7 +396,7 @@ mod tests {
         let provider = ramped();
         let tally = &provider.core.root.watch.tally;
         let call = |kind| {
-            let mut sensing = provider.begin(None);
+            let mut sensing = provider.begin(Default::default());
             sensing.outcome(&crate::Signal::new(kind));
             sensing.end(None);
         };
