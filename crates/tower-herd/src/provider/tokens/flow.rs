@@ -121,6 +121,8 @@ pub(super) struct Flow {
     lines: [Line; 2],
     /// Served, but not told yet: their tokens are taken.
     served: BTreeMap<u64, u64>,
+    /// Who keeps the time: the first of the line, when it last asked. Age may have changed that since.
+    keeper: Option<Ticket>,
     last: Class,
     arrivals: u64,
     bound: usize,
@@ -134,7 +136,7 @@ const PATROL: Duration = Duration::from_secs(1);
 impl Flow {
     pub(super) fn new(bucket: Bucket, bound: usize, age: Duration) -> Self {
         let (lines, served) = (Default::default(), BTreeMap::new());
-        Flow { bucket, lines, served, last: Class::Batch, arrivals: 0, bound, age }
+        Flow { bucket, lines, served, keeper: None, last: Class::Batch, arrivals: 0, bound, age }
     }
 
     pub(super) fn configure(&mut self, rate: u64, burst: u64, bound: usize, age: Duration) {
@@ -208,7 +210,7 @@ impl Flow {
             let line = &mut self.lines[next.class as usize];
             let Some(waiter) = line.waiters.get_mut(&next.number) else { break };
             let fits = self.bucket.fits(waiter.cost);
-            if fits || news {
+            if fits || news || self.keeper != Some(next) {
                 wakers.extend(waiter.waker.take());
             }
             if !fits {
@@ -247,6 +249,9 @@ impl Flow {
             return Claim::Wait { again_at: Time::MAX, at_least: Time::MAX };
         };
         waiter.waker = Some(waker);
+        if is_first {
+            self.keeper = Some(ticket);
+        }
         // Those who left from behind it count too: as early as can be, and not later.
         let ahead = if is_first { 0 } else { waiter.before.saturating_sub(gone) };
         let at_least = self.bucket.ready_at(ahead, waiter.cost);
@@ -365,6 +370,37 @@ mod tests {
     }
 
     #[test]
+    fn who_becomes_the_first_by_its_age_is_woken_to_set_its_timer() {
+        struct Woken(std::sync::atomic::AtomicUsize);
+        impl std::task::Wake for Woken {
+            fn wake(self: std::sync::Arc<Self>) {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            }
+        }
+        let woken = std::sync::Arc::new(Woken(0.into()));
+        let wakes = || woken.0.load(std::sync::atomic::Ordering::SeqCst);
+        let mut flow = flow(60, 10);
+        assert!(flow.try_take(at(0), 10));
+        let [first, second] = [0; 2].map(|_| flow.join(at(0), Class::Interactive, 4).unwrap());
+        let batch = flow.join(at(0), Class::Batch, 8).unwrap();
+        assert!(matches!(flow.ask(batch, at(0), &woken.clone().into()), (Claim::Wait { .. }, _)));
+        assert_eq!(claim(&mut flow, first, at(4 * SECOND)), Claim::Got);
+        assert!(
+            matches!(claim(&mut flow, second, at(4 * SECOND)), Claim::Wait { again_at, .. } if again_at == at(8 * SECOND))
+        );
+        assert_eq!(wakes(), 0);
+        // It would be served now, if the other had not become old meanwhile.
+        let (asked, wakers) = flow.ask(second, at(8 * SECOND), Waker::noop());
+        assert!(matches!(asked, Claim::Wait { .. }));
+        wakers.into_iter().for_each(Waker::wake);
+        assert_eq!(wakes(), 1);
+        assert!(
+            matches!(claim(&mut flow, batch, at(8 * SECOND)), Claim::Wait { again_at, .. } if again_at == at(12 * SECOND))
+        );
+        assert!(flow.ask(second, at(9 * SECOND), Waker::noop()).1.is_empty(), "once");
+    }
+
+    #[test]
     fn who_is_served_and_leaves_gives_it_back() {
         let mut flow = flow(60, 10);
         assert!(flow.try_take(at(0), 10));
@@ -469,12 +505,15 @@ mod tests {
             }
             while !waiting.is_empty() {
                 let before = waiting.len();
-                if let Some(first) = flow.next(at(now)) {
+                let first = flow.next(at(now));
+                if let Some(first) = first {
                     let cost = flow.lines[first.class as usize].waiters[&first.number].cost;
                     now = now.max(flow.bucket.ready_at(0, cost).as_nanos());
                 }
                 come(&mut flow, &mut waiting, &mut sent, now);
-                prop_assert!(waiting.len() < before, "the first in line is served at its instant");
+                // Or it has come to the turn of one that is old by now.
+                let is_served = waiting.len() < before;
+                prop_assert!(is_served || flow.next(at(now)) != first, "the first in line is served at its instant");
             }
             prop_assert_eq!(sent.len() + left, calls_made);
             prop_assert!(flow.served.is_empty() && flow.waiting() == 0);
