@@ -24,6 +24,9 @@ use tower_herd::{
     AttemptTimeoutLayer, AttemptsLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
     HashedFailoverLayer, IncomingAttemptsLayer, JitteredRetryLayer, Provider, ProviderSettings,
     RetryAfterLayer, Signal, TaskLayer, classify_fn, failover::Rung,
+    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
+    JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, TaskLayer, ToolCallsLayer,
+    classify_fn, failover::Rung, tool_calls::Call,
 };
 use tower_herd_sim::probe::{Contract, ProbeService, UnderTest};
 
@@ -151,6 +154,32 @@ async fn breaker() {
         };
         Contract::new(make).check_plain().await.assert_kept();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_calls() {
+    let make = || {
+        let call = |request: &Request| Some(Call::new(request.uri().path(), "{}", "step"));
+        let layer = ToolCallsLayer::new(&providers::<1>()[0], call);
+        UnderTest::new(ServiceBuilder::new().layer(TaskLayer::new()).layer(layer).into_inner())
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || {
+        let call = |request: &u64| Some(Call::new("tool", &request.to_string(), "step"));
+        let layer = ToolCallsLayer::new(&providers::<1>()[0], call).classify(classify_fn(plain));
+        UnderTest::new(layer)
+    };
+    Contract::new(make).check_plain().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn classify_that_holds_streams_back() {
+    let make = || {
+        let all = providers::<1>();
+        let layer = ClassifyLayer::new(&all[0]).hold_until_content(Duration::from_secs(5));
+        UnderTest::new(layer).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ fuzz_target!(|body: &[u8]| {
         (500, "text/plain"),
         (200, "application/json"),
         (200, "text/event-stream"),
+        (409, "application/problem+json"),
     ] {
         let reply =
             http::Response::builder().status(status).header("content-type", content_type).body(()).unwrap();

@@ -119,7 +119,7 @@
 //!
 //! # Choices of dependencies
 //!
-//! `xxhash-rust` hashes keys, since the choice of a rung must be the same in every process and version,
+//! `base64` and `serde_json` read what providers hide in headers and bodies. `xxhash-rust` hashes keys, since the choice of a rung must be the same in every process and version,
 //! which the standard library's hasher does not promise. `fastrand` draws jitter: small, seedable,
 //! without global state as it is used here. `httpdate` reads dates. No limiter or breaker crate is used:
 //! their ceilings cannot be lowered below what is out, or their state belongs to one service.
