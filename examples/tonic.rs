@@ -76,12 +76,14 @@ async fn main() -> Result<(), BoxError> {
         })
         .await?;
         let provider = fleet.provider(&format!("search-{wire}"));
-        let outcome = Grpc::new(stack!(&provider, server.channel()?)).unary(request, say(), Text).await;
+        let mut client = Grpc::new(stack!(&provider, server.channel()?));
+        client.ready().await?;
+        let outcome = client.unary(request, say(), Text).await;
         assert_eq!(server.calls().len(), wire);
         match outcome {
             Ok(reply) => println!("   A read was sent again, and heard {:?}.", reply.into_inner()),
             Err(status) => {
-                println!("   A write was not: its caller heard {:?}, {:?}.", status.code(), status.message())
+                println!("   A write was not: its caller heard {:?}, {:?}.", status.code(), status.message());
             }
         }
     }
@@ -93,6 +95,7 @@ async fn main() -> Result<(), BoxError> {
     })
     .await?;
     let mut client = Grpc::new(stack!(&fleet.provider("pushing"), server.channel()?));
+    client.ready().await?;
     let start = Instant::now();
     client.unary(Request::new("a write".to_owned()), say(), Text).await?;
     assert!(start.elapsed() >= Duration::from_millis(600) && server.calls().len() == 2);
@@ -104,6 +107,7 @@ async fn main() -> Result<(), BoxError> {
     println!("3. A pushback of -1.");
     let server = serve(|_, _| Err(pushing_back(Status::unavailable("go away"), -1))).await?;
     let mut client = Grpc::new(stack!(&fleet.provider("never"), server.channel()?));
+    client.ready().await?;
     let status =
         client.unary(safe("herd".to_owned()), say(), Text).await.expect_err("the server's own status");
     assert_eq!((status.code(), server.calls().len()), (Code::Unavailable, 1));
@@ -121,6 +125,7 @@ async fn main() -> Result<(), BoxError> {
     .await?;
     let streaming = fleet.provider("streaming");
     let mut client = Grpc::new(stack!(&streaming, server.channel()?));
+    client.ready().await?;
     let (heard, end) = listen(client.server_streaming(safe("herd".to_owned()), say(), Text).await?).await;
     assert_eq!((heard.len(), end.map(|status| status.code())), (2, Some(Code::ResourceExhausted)));
     assert_eq!((server.calls().len(), streaming.throttled()), (1, 1));
@@ -128,6 +133,7 @@ async fn main() -> Result<(), BoxError> {
         "   It was not repeated, since the caller has seen a part of it. But the provider is paused now:"
     );
     let start = Instant::now();
+    client.ready().await?;
     client.server_streaming(safe("herd".to_owned()), say(), Text).await?;
     assert!(start.elapsed() >= Duration::from_millis(400));
     println!("   the next call waited {:.1?}.", start.elapsed());
@@ -140,6 +146,7 @@ async fn main() -> Result<(), BoxError> {
         })
         .await?;
         let mut client = Grpc::new(stack!(&fleet.provider(name), server.channel()?));
+        client.ready().await?;
         let story = stream::iter((0..messages).map(|n| format!("line {n}")));
         let outcome = client.client_streaming(safe(story), say(), Text).await;
         let calls = server.calls();
@@ -153,7 +160,9 @@ async fn main() -> Result<(), BoxError> {
     println!("6. A pause that outlasts the task.");
     let server = serve(|_, _| Err(pushing_back(Status::resource_exhausted("later"), 60_000))).await?;
     let mut client = Grpc::new(stack!(&fleet.provider("later"), server.channel()?));
+    client.ready().await?;
     client.unary(Request::new("herd".to_owned()), say(), Text).await.expect_err("the server's own status");
+    client.ready().await?;
     let mut request = Request::new("herd".to_owned());
     request.extensions_mut().insert(Task::new("invoice-4711").deadline_in(Duration::from_secs(5)));
     let status = client.unary(request, say(), Text).await.expect_err("refused");
