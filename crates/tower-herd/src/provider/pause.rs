@@ -291,8 +291,10 @@ impl Pause {
         if now >= self.until {
             // The one before is over, and its probes with it: this one may be too short for any.
             self.probe_at = None;
-            if !self.long {
-                self.began = now;
+            // Seen to be open for as long as a ramp could have lasted: nothing is left of it.
+            let length = self.until.saturating_since(self.began);
+            if !self.long || self.seen_open.is_some_and(|open| now.saturating_since(open) > length) {
+                (self.began, self.long) = (now, false);
             }
         }
         if until > self.until || now >= self.until {
@@ -530,6 +532,14 @@ mod tests {
         pause.set(at(1000), secs(600), PauseReason::Hint);
         pause.set(at(1700), secs(1), PauseReason::Bare);
         assert_eq!(pause.take_closure(at(1701)).map(|closure| closure.length), Some(secs(701)));
+        // But not if calls went through for as long as a ramp would have lasted.
+        for (later, told) in [(3100, true), (3300, false)] {
+            let mut pause = Pause::default();
+            pause.set(at(2000), secs(600), PauseReason::Hint);
+            assert!(!pause.succeeded(at(2700), 1));
+            pause.set(at(later), secs(1), PauseReason::Bare);
+            assert_eq!(pause.take_closure(at(4000)).is_some(), told);
+        }
     }
 
     const PROBES: Probes = Probes { first: secs(5), last: secs(30), timeout: secs(30) };
