@@ -28,6 +28,8 @@ use tower_herd::{
     AttemptTimeoutLayer, BoxError, BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
     AttemptTimeoutLayer, AttemptsLayer, BoxError, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
     HashedFailover, JitteredRetryLayer, Kind, Provider, ProviderSettings, RetryAfterLayer, Signal, Task,
+    AttemptTimeoutLayer, BoxError, Classify, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
+    JitteredRetryLayer, Kind, Mode, Provider, ProviderSettings, RetryAfterLayer, Signal, Switch, Task,
     TaskLayer, failover::Rung,
 };
 
@@ -333,6 +335,29 @@ async fn a_call_that_is_readmitted() {
         let task = task.expect("half of a hundred");
         assert!((0.4..0.6).contains(&provider.readmitted()));
         assert_eq!(count_of(ramp.layer(Inner), || request(&task)), 0.0, "{provider:?}");
+/// Whichever way it is switched; and where it only observes, whoever it would have held back, too.
+#[test]
+fn the_whole_stack_in_every_mode() {
+    for mode in [Mode::Enforce, Mode::Observe, Mode::Off] {
+        let fleet = Fleet::local();
+        let provider = fleet.configure("p", ProviderSettings::new().ceiling(1)).expect("valid");
+        let switch = Switch::new(mode);
+        let service = ServiceBuilder::new()
+            .layer(JitteredRetryLayer::new().switch(&switch))
+            .layer(RetryAfterLayer::new(&provider).switch(&switch))
+            .layer(FleetLimitLayer::new(&provider).switch(&switch))
+            .layer(ClassifyLayer::new(&provider).switch(&switch))
+            .layer(AttemptTimeoutLayer::default().switch(&switch))
+            .service(Inner);
+        assert_eq!(count::<HttpRequest, _>(service.clone()), 0.0, "{mode:?}");
+        assert_eq!(count_cloned::<HttpRequest, _>(&service), 0.0, "{mode:?}");
+        if mode == Mode::Observe {
+            let held = now(service.clone().oneshot(HttpRequest::make())).expect("nothing here fails");
+            assert_eq!((provider.in_flight(), switch.would_refuse()), (1, 0));
+            assert_eq!(count::<HttpRequest, _>(service), 0.0, "without a slot");
+            assert_eq!((provider.in_flight(), switch.would_refuse()), (1, 2 * CALLS));
+            drop(held);
+        }
     }
 }
 

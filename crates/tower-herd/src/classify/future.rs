@@ -46,7 +46,8 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = self.project();
         let mut outcome = ready!(me.inner.poll(cx)).map_err(Into::into);
-        let Some(mut report) = me.report.take() else { return Poll::Ready(outcome) };
+        // In its place: to take it out would move it.
+        let Some(report) = me.report else { return Poll::Ready(outcome) };
         let mut signal = match &outcome {
             Ok(reply) => me.classify.classify(Ok(reply)),
             Err(error) => me.classify.classify(Err(&**error)),
@@ -56,7 +57,7 @@ where
         if signal.kind.is_success() {
             report.end(None);
         }
-        drop(report);
+        *me.report = None;
         if let Ok(reply) = &mut outcome
             && signal.kind != Kind::Success
         {
