@@ -7,10 +7,9 @@
 //! Two clients call the same provider, which is dead. One repeats its calls with `JitteredRetryLayer`, the
 //! other with tower's own `RetryLayer` and the policy below. Both draw on one `RatioBudget`, so what the
 //! provider sees is ten percent more than the calls that were made, and a handful, and not four times as
-//! much; and no client can use up what the other one earned twice. Time is virtual: it ends at once.
+//! much. Time is virtual: it ends at once.
 
 use std::{
-    error::Error,
     future::Future,
     pin::Pin,
     sync::{
@@ -20,10 +19,7 @@ use std::{
     time::Duration,
 };
 use tower::{BoxError, Layer, ServiceExt, retry::Policy};
-use tower_herd::{
-    Budget, Executed, JitteredRetryLayer, Kind, RatioBudget, Signal, Task, TaskLayer, classify_fn,
-    random::Seeds,
-};
+use tower_herd::{Budget, JitteredRetryLayer, RatioBudget, Task, TaskLayer, random::Seeds};
 
 const ATTEMPTS: u32 = 4;
 const BASE: Duration = Duration::from_millis(200);
@@ -39,6 +35,12 @@ struct Shared {
 
 /// What was taken out, until the repetition is sent.
 struct Withdrawn(Option<RatioBudget>);
+
+impl Withdrawn {
+    fn sent(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for Withdrawn {
     fn drop(&mut self) {
@@ -61,12 +63,12 @@ impl<Req: Clone, Res, E> Policy<Req, Res, E> for Shared {
         if !self.budget.try_withdraw() {
             return None;
         }
-        let mut withdrawn = Withdrawn(Some(self.budget.clone()));
+        let withdrawn = Withdrawn(Some(self.budget.clone()));
         let wait = self.seeds.session().up_to(BASE * 2_u32.pow(self.repeated));
         self.repeated += 1;
         Some(Box::pin(async move {
             tokio::time::sleep(wait).await;
-            withdrawn.0 = None; // from here on it is sent
+            withdrawn.sent();
         }))
     }
 
@@ -97,13 +99,7 @@ async fn run(calls: u32) -> Result<Load, BoxError> {
     });
 
     let budget = RatioBudget::default();
-    let understood =
-        classify_fn(|outcome: Result<&http::Response<String>, &(dyn Error + 'static)>| match outcome {
-            Ok(_) => Signal::new(Kind::Success),
-            Err(_) => Signal::new(Kind::Failed).with_executed(Executed::No),
-        });
-    let ours =
-        JitteredRetryLayer::new().attempts(ATTEMPTS).base(BASE).budget(budget.clone()).classify(understood);
+    let ours = JitteredRetryLayer::new().attempts(ATTEMPTS).base(BASE).budget(budget.clone());
     let ours = TaskLayer::new().layer(ours.layer(dead.clone()));
     let foreign = Shared { budget: budget.clone(), seeds: Arc::new(Seeds::from_entropy()), repeated: 0 };
     let foreign = tower::retry::RetryLayer::new(foreign).layer(dead);

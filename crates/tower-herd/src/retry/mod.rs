@@ -30,7 +30,8 @@
 //! so that repeating comes after falling over, and around pause, limit and sensor, so that it holds no
 //! slot while it sleeps. *Inside* the limit, a sleeping request keeps its slot, and a few slow failures
 //! stop the fleet. *Inside* the sensor, what it repeats is never seen: neither pause nor ceiling learn.
-//! *Twice* in a stack, the inner one's mark stops the outer one from multiplying.
+//! *Twice* in a stack, the inner one's mark stops the outer one from multiplying: it stands on the reply,
+//! and on the task, for errors and for replies that bear no marks.
 //! Left out, callers write the loop themselves. Switch off the retries of the clients and SDKs below.
 //!
 //! # What it costs
