@@ -9,24 +9,14 @@ use tower::{
     layer::{layer_fn, util::Identity},
 };
 use tower_herd::{
-    AttemptTimeoutLayer, BreakerLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
-    HashedFailoverLayer, JitteredRetryLayer, Mode, Provider, ProviderSettings, RetryAfterLayer, Signal,
-    SpendLayer, Switch, TaskLayer, TokenLimitLayer, classify_fn,
+    AttemptTimeoutLayer, AttemptsLayer, BreakerLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer,
+    HashedFailover, HashedFailoverLayer, IncomingAttemptsLayer, JitteredRetryLayer, Mode, Provider,
+    ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal, SpendLayer, Switch, TaskLayer,
+    TokenLimitLayer, ToolCallsLayer, classify_fn,
     failover::Rung,
     spend::{Allowance, Amount, Prices},
+    tool_calls::Call,
     usage::{llm, of_reply},
-    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
-    JitteredRetryLayer, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
-    TaskLayer, classify_fn, failover::Rung,
-    AttemptTimeoutLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
-    HashedFailoverLayer, JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, TaskLayer,
-    classify_fn, failover::Rung,
-    AttemptTimeoutLayer, AttemptsLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover,
-    HashedFailoverLayer, IncomingAttemptsLayer, JitteredRetryLayer, Provider, ProviderSettings,
-    RetryAfterLayer, Signal, TaskLayer, classify_fn, failover::Rung,
-    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer,
-    JitteredRetryLayer, Provider, ProviderSettings, RetryAfterLayer, Signal, TaskLayer, ToolCallsLayer,
-    classify_fn, failover::Rung, tool_calls::Call,
 };
 use tower_herd_sim::probe::{Contract, ProbeService, UnderTest};
 

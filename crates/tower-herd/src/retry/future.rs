@@ -385,7 +385,7 @@ where
 }
 
 /// For who answers the caller of the task: an error in place of a reply bears no mark.
-fn note_given_up(task: Option<&crate::Task>) {
+fn note_given_up(task: Option<&Task>) {
     if let Some(task) = task {
         task.give_up();
     }
@@ -397,9 +397,9 @@ fn standing<K: HasTask>(kept: Option<&K>, again: bool, left: Duration, room: boo
     Standing {
         safety: kept.map_or(Safety::Once, HasTask::safety),
         kept: again,
-        spent: task.map_or(0, crate::Task::spent),
-        allowance: task.map_or(u32::MAX, crate::Task::allowance_total),
-        redelivered: task.map_or(0, crate::Task::redelivered),
+        spent: task.map_or(0, Task::spent),
+        allowance: task.map_or(u32::MAX, Task::allowance_total),
+        redelivered: task.map_or(0, Task::redelivered),
         left,
         room,
     }
@@ -427,7 +427,7 @@ fn observe<S, K, Res, C, R>(
     let mut session = Session::default();
     let task = kept.and_then(HasTask::task);
     let marked = shared.classify.provider(as_dyn(outcome));
-    let provider = marked.or_else(|| task.and_then(crate::Task::last_provider));
+    let provider = marked.or_else(|| task.and_then(Task::last_provider));
     let decision = session.decide(&core.config, &reply, &standing, &mut core.seeds.session(), || {
         Withdrawal::try_new(core.part(provider.as_deref())).is_some()
     });
