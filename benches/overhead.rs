@@ -29,14 +29,9 @@ use std::{
 };
 use tower::{Layer, Service, ServiceBuilder};
 use tower_herd::{
-    BreakerLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
-    ProviderSettings, RetryAfterLayer, Signal,
-    Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider, ProviderSettings,
-    RampedReadmissionLayer, RetryAfterLayer, Signal,
-    BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
-    AttemptsLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, JitteredRetryLayer, Kind, Provider,
-    ProviderSettings, RetryAfterLayer, Signal,
-    RetryAfterLayer, Signal, SpendLayer, TokenLimitLayer,
+    AttemptsLayer, BreakerLayer, BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
+    JitteredRetryLayer, Kind, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
+    SpendLayer, TokenLimitLayer,
     spend::{Allowance, Amount, Prices},
     usage::{llm, of_reply},
 };
@@ -567,8 +562,7 @@ impl Table<'_> {
         println!("| scenario | tower-herd | bar |");
         println!("|---|--:|---|");
         for (kind, bar) in [("u64", 25), ("http", 50)] {
-            for layer in ["breaker", "pause", "limit"] {
-            for layer in ["budget", "pause", "limit"] {
+            for layer in ["breaker", "budget", "pause", "limit"] {
                 let both = self.over(kind, &format!("ours/{layer} over classify"));
                 if let (Some(both), Some(sensor)) = (both, self.over(kind, "ours/classify")) {
                     println!("| {kind}: {layer} over classify | {:.1} | <= {bar} |", both - sensor);
@@ -593,8 +587,7 @@ impl Table<'_> {
         println!("\nMillions of calls a second through one provider, {THREADS} threads:\n");
         println!("| stack | 1 task | 16 tasks | ratio |");
         println!("|---|--:|--:|--:|");
-        for kind in ["breaker", "u64", "http"] {
-        for kind in ["u64", "http", "budget over classify"] {
+        for kind in ["u64", "http", "breaker", "budget over classify"] {
             let rate = |tasks: u32| self.0.nanos(&format!("{kind}/contended/{tasks}")).map(|n| 1e3 / n);
             if let (Some(one), Some(many)) = (rate(1), rate(16)) {
                 println!("| {kind} | {one:.2} | {many:.2} | {:.2} |", many / one);
@@ -622,8 +615,8 @@ fn main() {
     bench.run("http/clone", |calls| timed(|| (0..calls).for_each(|_| drop(black_box(request.clone())))));
     peers::<HttpRequest>(&mut bench, "http");
     http_of_ours(&mut bench);
-    let (breaker, number, http) = (configured(), configured(), configured());
-    let (number, http, watched) = (configured(), configured(), configured());
+    let (number, http) = (configured(), configured());
+    let (breaker, watched) = (configured(), configured());
     for tasks in [1, 16] {
         contended::<u64, _>(
             &mut bench,
