@@ -123,7 +123,7 @@ async fn probes(seed: u64, plant: &Plant, for_: Duration) -> Vec<f64> {
 #[tokio::test(start_paused = true)]
 async fn probes_grow_apart_spread_and_do_not_end_with_the_open_time() {
     let mut firsts = Vec::new();
-    for seed in 0..20 {
+    for seed in 0..8 {
         let times = probes(seed, &plant(), secs(1500)).await;
         assert!((5.0..10.5).contains(&times[0]), "seed {seed}: {times:?}");
         assert!((10.0..20.5).contains(&(times[1] - times[0])), "seed {seed}: {times:?}");
@@ -134,7 +134,7 @@ async fn probes_grow_apart_spread_and_do_not_end_with_the_open_time() {
         firsts.push(times[0]);
     }
     firsts.sort_by(f64::total_cmp);
-    assert!(firsts[19] - firsts[0] > 3.0, "each process at an instant of its own: {firsts:?}");
+    assert!(firsts[7] - firsts[0] > 2.0, "each process at an instant of its own: {firsts:?}");
 }
 
 #[tokio::test(start_paused = true)]

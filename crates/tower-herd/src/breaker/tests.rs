@@ -315,3 +315,20 @@ fn settings_that_cannot_be_name_their_field() {
         assert_eq!(settings.trip(), trip, "{window} at {ratio}");
     }
 }
+
+#[cfg(feature = "serde")]
+#[test]
+fn settings_are_loaded_and_alerts_are_sent() {
+    let json = r#"{ "window": 50, "ratio": 0.5 }"#;
+    let settings: BreakerSettings = serde_json::from_str(json).unwrap();
+    assert_eq!(settings, BreakerSettings::new().window(50).ratio(0.5));
+    assert!(serde_json::from_str::<BreakerSettings>(r#"{ "windows": 50 }"#).is_err());
+    let cell = cell(BreakerSettings::strict());
+    assert!((0..5).any(|start| settle(&cell, start, FAILED)));
+    let about = super::About { provider: "p", scope: Some("s"), clock: crate::Clock::new(), now: Time::ZERO };
+    let alert = cell.opened(Time::MAX, 7, &about).expect("the first of its incident");
+    let json = serde_json::to_value(&alert).unwrap();
+    assert_eq!((&json["kind"], &json["incident"]), (&"broken".into(), &"0000000000000007".into()));
+    assert_eq!((&json["scope"], &json["failures"]), (&"s".into(), &5.into()));
+    assert!(cell.opened(Time::MAX, 8, &about).is_none(), "the same incident");
+}
