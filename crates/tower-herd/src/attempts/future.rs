@@ -40,7 +40,7 @@ where
         let me = self.project();
         let mut outcome = ready!(me.inner.poll(cx));
         if let (Ok(reply), Some((shared, attempt))) = (&mut outcome, me.attempt)
-            && let Some(calls) = told::calls_told(reply.headers())
+            && let Some(calls) = told::calls_told(reply.version(), reply.headers())
         {
             shared.told_back(*attempt, calls, reply.headers_mut());
         }

@@ -1,7 +1,7 @@
 //! What the headers of a request say, and how it is said: pure, over bytes that others chose.
 
 use crate::{Task, http::grpc};
-use http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Version, header::CONTENT_TYPE};
 use std::{fmt, io::Write, time::Duration};
 use tokio::time::Instant;
 
@@ -185,10 +185,15 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(grpc::CONTENT_TYPE))
 }
 
-/// How many calls a reply, or a request, says were made of ours, this one included.
-pub(super) fn calls_told(headers: &HeaderMap) -> Option<u32> {
-    let grpc = headers.get(GRPC).and_then(count).map(|before| before + 1);
-    grpc.max(envoy_count(headers))
+/// How many calls a reply says were made of ours, this one included. On the way of every call: one look, and on
+/// HTTP/2 a second one for gRPC.
+#[inline]
+pub(super) fn calls_told(version: Version, headers: &HeaderMap) -> Option<u32> {
+    let envoy = headers.get(ENVOY).and_then(|_| envoy_count(headers));
+    if version != Version::HTTP_2 {
+        return envoy;
+    }
+    envoy.max(headers.get(GRPC).and_then(count).map(|before| before + 1))
 }
 
 /// Tells who called us how many calls something between us has made of one of theirs.
@@ -354,7 +359,7 @@ mod tests {
             prop_assert!(told.made.is_none_or(|calls| calls <= MOST_CALLS));
             prop_assert!(told.left.is_none_or(|calls| calls <= MOST_CALLS));
             prop_assert!(told.time.is_none_or(|time| time <= MOST_TIME));
-            prop_assert!(calls_told(&headers).is_none_or(|calls| (1..=MOST_CALLS + 1).contains(&calls)));
+            prop_assert!(calls_told(Version::HTTP_2, &headers).is_none_or(|calls| (1..=MOST_CALLS + 1).contains(&calls)));
             // What is written is read again, to the millisecond.
             let own: HeaderMap = [(HEADER, told.value())].into_iter().collect();
             let whole = told.time.map(|time| Duration::from_millis(time.as_millis() as u64));

@@ -35,8 +35,11 @@ pub fn of(task: &Task, mut request: Request) -> Request {
     request
 }
 
+/// Over HTTP/2 where it is gRPC.
 pub fn reply(status: u16, headers: &[(&'static str, &str)]) -> Response {
-    let reply = http::Response::builder().status(status);
+    let is_grpc = headers.iter().any(|(name, _)| name.starts_with("grpc-"));
+    let version = if is_grpc { http::Version::HTTP_2 } else { http::Version::HTTP_11 };
+    let reply = http::Response::builder().status(status).version(version);
     headers
         .iter()
         .fold(reply, |reply, (name, value)| reply.header(*name, *value))
