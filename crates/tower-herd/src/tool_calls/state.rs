@@ -14,7 +14,7 @@ pub struct Call {
 
 impl Call {
     /// The call of `tool` with these arguments (JSON), made for `token`: see
-    /// [`idempotency_key`](crate::idempotency_key).
+    /// [`idempotency_key`].
     #[must_use]
     pub fn new(tool: &str, arguments: &str, token: &str) -> Self {
         Call { tool: tool.into(), key: idempotency_key(tool, arguments, token) }
