@@ -81,10 +81,7 @@ impl Error for ToolError {}
 
 /// The one thing to write for a protocol of one's own: what its replies mean.
 fn understand(outcome: Result<&Value, &(dyn Error + 'static)>) -> Signal {
-    let error = match outcome {
-        Ok(_) => return Signal::new(Kind::Success),
-        Err(error) => error,
-    };
+    let Err(error) = outcome else { return Signal::new(Kind::Success) };
     match error.downcast_ref::<ToolError>() {
         Some(ToolError { code, retry_after_ms }) => {
             let wait = retry_after_ms.map(Duration::from_millis);
@@ -115,7 +112,7 @@ impl Service<ToolCall> for Client {
     }
 
     fn call(&mut self, call: ToolCall) -> Self::Future {
-        let pipe = self.0.connect();
+        let pipe = self.0.connect(call.tool);
         Box::pin(async move {
             let mut pipe = BufReader::new(pipe.map_err(NotExecuted::new)?);
             let arguments: Value = serde_json::from_str(&call.arguments)?;
@@ -173,13 +170,11 @@ impl Server {
         (state.calls.get(tool).copied().unwrap_or(0), state.effects.get(tool).copied().unwrap_or(0))
     }
 
-    fn connect(&self) -> io::Result<DuplexStream> {
+    fn connect(&self, tool: &str) -> io::Result<DuplexStream> {
         let mut state = self.0.lock().unwrap();
-        for fates in state.fates.values_mut() {
-            if fates.last() == Some(&Fate::NotReached) {
-                fates.pop();
-                return Err(io::ErrorKind::NotFound.into());
-            }
+        let next = state.fates.get_mut(tool).and_then(|fates| fates.pop_if(|fate| *fate == Fate::NotReached));
+        if next.is_some() {
+            return Err(io::ErrorKind::NotFound.into());
         }
         let (ours, theirs) = duplex(4096);
         tokio::spawn(self.clone().serve(theirs));
