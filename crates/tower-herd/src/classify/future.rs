@@ -27,11 +27,21 @@ pin_project! {
 impl<F, C> ReplyFuture<F, C> {
     // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
     #[inline]
-    pub(super) fn call<S, Req>(service: &mut S, request: Req, report: Option<Report>, classify: C) -> Self
+    pub(super) fn call<S, Req>(service: &mut S, request: Req, report: Report, classify: C) -> Self
     where
         S: Service<Req, Future = F>,
     {
-        ReplyFuture { inner: service.call(request), report, classify }
+        ReplyFuture { inner: service.call(request), report: Some(report), classify }
+    }
+
+    /// Calls `service` as if this layer were not there.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn pass<S, Req>(service: &mut S, request: Req, classify: C) -> Self
+    where
+        S: Service<Req, Future = F>,
+    {
+        ReplyFuture { inner: service.call(request), report: None, classify }
     }
 }
 
@@ -168,7 +178,7 @@ mod bodies {
         pub(crate) fn call<S, Req>(
             service: &mut S,
             request: Req,
-            report: Option<Report>,
+            report: Report,
             classify: C,
             options: Options,
         ) -> Self
@@ -176,7 +186,18 @@ mod bodies {
             S: Service<Req, Future = F>,
         {
             let state = State::Calling { inner: service.call(request) };
-            ResponseFuture { state, report, classify, options }
+            ResponseFuture { state, report: Some(report), classify, options }
+        }
+
+        /// Calls `service` as if this layer were not there.
+        #[cold]
+        #[inline(never)]
+        pub(crate) fn pass<S, Req>(service: &mut S, request: Req, classify: C, options: Options) -> Self
+        where
+            S: Service<Req, Future = F>,
+        {
+            let state = State::Calling { inner: service.call(request) };
+            ResponseFuture { state, report: None, classify, options }
         }
 
         /// Goes on from a call that `report` has watched so far, and that `inner` ends.

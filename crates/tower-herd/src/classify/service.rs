@@ -22,17 +22,6 @@ impl<S, C, M> Classified<S, C, M> {
         Classified { inner, provider, classify, options, switch, mode: PhantomData }
     }
 
-    /// None if it is off.
-    // Before the inner call: if that panics, the call is still reported as given up.
-    #[inline]
-    fn begin<Req: HasTask>(&self, request: &Req) -> Option<Report> {
-        if self.switch.mode() == Mode::Off {
-            self.provider.unlearned();
-            return None;
-        }
-        Some(Report::begin(&self.provider, request))
-    }
-
     /// The service inside.
     pub fn get_ref(&self) -> &S {
         &self.inner
@@ -74,8 +63,14 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        let report = self.begin(&request);
-        ReplyFuture::call(&mut self.inner, request, report, self.classify.clone())
+        let classify = self.classify.clone();
+        if self.switch.mode() == Mode::Off {
+            self.provider.unlearned();
+            return ReplyFuture::pass(&mut self.inner, request, classify);
+        }
+        // Before the inner call: if that panics, the call is still reported as given up.
+        let report = Report::begin(&self.provider, &request);
+        ReplyFuture::call(&mut self.inner, request, report, classify)
     }
 }
 
@@ -99,8 +94,12 @@ where
 
     #[inline]
     fn call(&mut self, request: Req) -> Self::Future {
-        let report = self.begin(&request);
         let classify = self.classify.clone();
+        if self.switch.mode() == Mode::Off {
+            self.provider.unlearned();
+            return super::future::ResponseFuture::pass(&mut self.inner, request, classify, self.options);
+        }
+        let report = Report::begin(&self.provider, &request);
         super::future::ResponseFuture::call(&mut self.inner, request, report, classify, self.options)
     }
 }

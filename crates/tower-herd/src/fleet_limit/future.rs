@@ -43,32 +43,48 @@ pin_project! {
     }
 }
 
-/// Calls `inner`: a slot was free, or who finds none passes all the same. The sensing is ours if nobody below
-/// does it.
+/// Calls `inner`: a slot was free. The sensing is ours if nobody below does it.
 // The inner future is made where it will stay, in the result: it may be large, and to move it costs.
 #[inline]
 pub(super) fn call<S: Service<Req>, Req, H, C>(
     inner: &mut S,
     request: Req,
-    slot: Option<Slot>,
+    slot: Slot,
     provider: &Provider,
     hold: H,
     classify: C,
 ) -> ResponseFuture<S, Req, H, C> {
-    let admitted = slot.as_ref().and_then(Slot::admitted);
-    let _admitting = handover::Admitting::new(provider.core(), admitted);
+    let _admitting = handover::Admitting::new(provider.core(), slot.admitted());
     handover::unwatched();
     ResponseFuture {
         state: State::Calling { future: inner.call(request) },
         sensing: provider.begin_unwatched(),
-        place: slot.map(Slot::sent),
+        place: Some(slot.sent()),
         hold,
         classify,
     }
 }
 
+/// Calls `inner` though no slot was free: the layer only observes.
+#[cold]
+#[inline(never)]
+pub(super) fn beyond<S: Service<Req>, Req, H, C>(
+    inner: &mut S,
+    request: Req,
+    provider: &Provider,
+    hold: H,
+    classify: C,
+) -> ResponseFuture<S, Req, H, C> {
+    let _admitting = handover::Admitting::new(provider.core(), None);
+    handover::unwatched();
+    let future = inner.call(request);
+    let sensing = provider.begin_unwatched();
+    ResponseFuture { state: State::Calling { future }, sensing, place: None, hold, classify }
+}
+
 /// Calls `inner` as if this layer were not there.
-#[inline]
+#[cold]
+#[inline(never)]
 pub(super) fn pass<S: Service<Req>, Req, H, C>(
     inner: &mut S,
     request: Req,

@@ -59,10 +59,10 @@ where
         };
         let (hold, classify) = (self.hold.clone(), self.classify.clone());
         match slot {
-            Ok(slot) => future::call(&mut self.inner, request, Some(slot), provider, hold, classify),
+            Ok(slot) => future::call(&mut self.inner, request, slot, provider, hold, classify),
             Err(denied) if mode == Mode::Observe => {
                 provider.would_refuse(&self.switch, denied.kind());
-                future::call(&mut self.inner, request, None, provider, hold, classify)
+                future::beyond(&mut self.inner, request, provider, hold, classify)
             }
             Err(denied) => {
                 // The ready instance stays here; who waits readies a clone after its wait.

@@ -51,7 +51,8 @@ pub(super) fn call<S: Service<Req>, Req, C>(
 }
 
 /// Calls `inner` as if this layer were not there.
-#[inline]
+#[cold]
+#[inline(never)]
 pub(super) fn pass<S: Service<Req>, Req, C>(
     inner: &mut S,
     request: Req,
