@@ -191,7 +191,8 @@ fn finish(
         None => live.book.pages().iter().enumerate().map(|(i, page)| sent(i, page.calls())).collect(),
     };
     let elapsed = tasks.last().map_or(live.started.elapsed(), |t| t.ended);
-    let run = Run { settings, policy: live.policy.name(), about: None, seed, elapsed, tasks, rungs };
+    let policy = live.policy.name();
+    let run = Run { settings, policy, about: None, seed, elapsed, tasks, rungs, events: Vec::new() };
     let mut row = run.row(None);
     if counting.is_none() {
         (row.early_calls, row.duplicates, row.peak_100ms, row.in_flight_peak) = (None, None, None, None);

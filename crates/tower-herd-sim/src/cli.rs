@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
@@ -11,12 +12,15 @@ use crate::report;
 use crate::report::Row;
 use crate::scenario::{Run, Scenario, Settings, keys, run};
 
+/// How long a policy that needs real time may take without being asked for.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 #[derive(Debug, Parser)]
 #[command(name = "tower-herd-sim", version, about = "Runs policies against scripted, rate-limited providers.", after_help = keys_help())]
 struct Args {
-    /// The scenario: stampede or equal-hint.
+    /// The scenario: stampede, equal-hint, brownout, recovery, amplification or cron.
     scenario: String,
-    /// A policy to run; repeat for several, or `all` (the default).
+    /// A policy to run; repeat for several, or `all` (the default: those that the scenario is about).
     #[arg(long, value_name = "P")]
     policy: Vec<String>,
     /// The seed.
@@ -71,20 +75,19 @@ fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
         policies.push(registry.get(name).map_err(|e| text(&e))?);
     }
     if policies.is_empty() {
-        policies = registry.all().to_vec();
+        policies = registry.all().iter().filter(|p| plays(p.as_ref(), &settings)).cloned().collect();
     }
 
     let (mut rows, mut first): (Vec<Row>, Vec<Run>) = (Vec::new(), Vec::new());
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
         let oracle = run(&settings, &Oracle, seed).map_err(|e| text(&e))?;
-        let seconds = oracle.elapsed.as_secs_f64();
         for policy in &policies {
             let made = if policy.name() == Oracle.name() {
                 oracle.clone()
             } else {
                 run(&settings, policy.as_ref(), seed).map_err(|e| text(&e))?
             };
-            let row = made.row(Some(seconds));
+            let row = made.row_beside(&oracle);
             if args.json {
                 say(&row.json())?;
             }
@@ -109,6 +112,16 @@ fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
         say(&tables(args, &rows, &first))?;
     }
     Ok(())
+}
+
+/// Whether a policy that nobody named is worth its time.
+fn plays(policy: &dyn Policy, settings: &Settings) -> bool {
+    let long = settings.rate.is_some() && settings.duration > PATIENCE;
+    let skip = policy.plays(settings) && long && policy.real_time(settings);
+    if skip {
+        eprintln!("{} needs real time: left out, --policy {} runs it", policy.name(), policy.name());
+    }
+    policy.plays(settings) && !skip
 }
 
 /// A line on stdout; whoever closes the pipe early has seen enough.

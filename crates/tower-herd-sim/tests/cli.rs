@@ -20,7 +20,7 @@ fn json_is_one_object_a_line_and_nothing_else() {
         let v: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!(v["scenario"], "stampede");
         assert_eq!(v["tasks"], 300);
-        assert_eq!(v.as_object().unwrap().len(), 15);
+        assert_eq!(v.as_object().unwrap().len(), 18);
     }
 }
 
@@ -33,7 +33,7 @@ fn the_same_seed_prints_the_same() {
 #[test]
 fn bad_options_are_told_on_stderr() {
     for (args, word) in [
-        (&["nowhere"][..], "stampede, equal-hint"),
+        (&["nowhere"][..], "stampede, equal-hint, brownout, recovery, amplification, cron"),
         (&["stampede", "--policy", "magic"], "there are: naive"),
         (&["stampede", "--set", "colour=red"], "the keys are: agents"),
         (&["stampede", "--set", "agents"], "KEY=VALUE"),

@@ -1,16 +1,15 @@
 //! Chains that take every failure for a reason to go on: the usual list of fallbacks, three ways.
 //!
-//! Three calls a rung and nine a task at most: what three attempts over three providers come to.
+//! As many calls a rung as a task has attempts (three, unless the settings say otherwise): over three
+//! rungs nine calls a task, and in three stacks of four attempts each 64.
 
 use std::time::Duration;
 
 use tower::ServiceExt;
 
-use super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase};
+use super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, hop::Upstream};
 use crate::BoxError;
-use crate::provider::ProviderService;
 
-const WALKS: u32 = 3;
 const BASE: Duration = Duration::from_secs(2);
 const CAP: Duration = Duration::from_secs(30);
 
@@ -25,7 +24,7 @@ pub enum Wait {
     FullJitter,
 }
 
-/// Each task walks the ladder up to three times, one call a rung; a 429 counts as a rung that is
+/// Each task walks the ladder up to three times (`attempts`), one call a rung; a 429 counts as a rung that is
 /// down. Hints are not read. Between two walks it waits 2 s, then 4 s, if it waits at all.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
@@ -68,17 +67,18 @@ impl Policy for Chain {
     }
 
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
-        let (wait, seed) = (self.wait, world.seed);
+        let (wait, seed, walks) = (self.wait, world.seed, world.settings.attempts);
         let client = |process| {
             let rungs = world.rungs(process);
-            Client::new(move |request, task| walk(rungs.clone(), wait, seed, request, task))
+            Client::new(move |request, task| walk(rungs.clone(), walks, wait, seed, request, task))
         };
         Ok(world.processes().map(client).collect())
     }
 }
 
 async fn walk(
-    rungs: Vec<ProviderService>,
+    rungs: Vec<Upstream>,
+    walks: u32,
     wait: Wait,
     seed: u64,
     request: SimRequest,
@@ -86,12 +86,12 @@ async fn walk(
 ) -> Result<SimResponse, BoxError> {
     let mut rng = fastrand::Rng::with_seed(seed ^ task.id.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut last: Result<SimResponse, BoxError> = Err("no rung".into());
-    for attempt in 0..WALKS {
+    for attempt in 0..walks {
         if attempt > 0 && wait != Wait::None {
             tokio::time::sleep(wait.before(attempt, &mut rng)).await;
         }
         for rung in &rungs {
-            last = rung.clone().oneshot(request.clone()).await.map(erase).map_err(Into::into);
+            last = rung.clone().oneshot(request.clone()).await;
             if matches!(&last, Ok(reply) if reply.status().is_success()) {
                 return last;
             }

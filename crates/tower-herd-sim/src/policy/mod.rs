@@ -4,7 +4,10 @@
 //! each simulated process. A client takes a request and the task it belongs to, and answers with the
 //! last real reply or an error; the simulator calls a task done when that reply is a 2xx whose body
 //! ends well, and lost otherwise. The judge listens at the providers, so a policy cannot flatter
-//! itself.
+//! itself; only what no provider can know (alerts, trips) it tells to the world's [`Log`](crate::scenario::Log).
+//!
+//! Where stacks are stacked (`stacks=3`), the simulator asks the policy for clients once a stack, from the
+//! inside out; what [`World::rungs`] gives is then the stack below, as a server would show it.
 //!
 //! To add a policy, implement the trait and put it into [`Registry`]:
 //!
@@ -32,7 +35,9 @@
 //! ```
 
 mod chain;
+mod consecutive;
 mod herd;
+mod hop;
 mod oracle;
 #[cfg(feature = "peers")]
 mod peers;
@@ -53,7 +58,9 @@ use tower::ServiceExt;
 use tower_service::Service;
 
 pub use chain::{Chain, Wait};
+pub use consecutive::Consecutive;
 pub use herd::TowerHerd;
+pub use hop::Upstream;
 pub use oracle::Oracle;
 #[cfg(feature = "peers")]
 pub use peers::{ReqwestRetry, TowerResilience};
@@ -151,6 +158,12 @@ pub trait Policy: Send + Sync {
         false
     }
 
+    /// Whether it belongs into the table of these settings; asked for by name it runs anyway.
+    fn plays(&self, settings: &Settings) -> bool {
+        let _ = settings;
+        true
+    }
+
     /// One client for each process of the world, in order. Called inside the runtime, at the start.
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError>;
 }
@@ -181,7 +194,8 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// The policies of this crate: the chains, peers if the feature is on, and the oracle.
+    /// The policies of this crate: the chains, the breaker of five in a row, peers if the feature
+    /// is on, this project's stack, and the oracle.
     pub fn standard() -> Self {
         let mut all = Self::default();
         all.add(Chain::naive());
@@ -192,6 +206,7 @@ impl Registry {
             all.add(ReqwestRetry);
             all.add(TowerResilience);
         }
+        all.add(Consecutive);
         all.add(TowerHerd);
         all.add(Oracle);
         all

@@ -3,8 +3,8 @@
 //! It is one scheduler over all processes. It knows every limit from the start, down to the level of
 //! each bucket, and so is never refused by a limit it knows. What nobody announced (a cut, a return,
 //! an outage) it learns from the first reply that shows it: a refusal shows a cut, a success shows a
-//! return. The hint of that refusal it obeys like everyone. Tasks wait in one line and go to the
-//! cheapest rung with room. Its calls are real calls, so its figures are real too.
+//! return. The hint of that refusal it obeys like everyone. Tasks wait in one line, pass those who
+//! cannot be served in time any more, and go to the cheapest rung with room. Its calls are real calls, so its figures are real too.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,8 @@ use tower::ServiceExt;
 use super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase};
 use crate::BoxError;
 use crate::provider::{Meter, Quota, ScriptedProvider};
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// The ideal scheduler: knows every limit, learns of a change from one reply, obeys its hint, and
 /// sends each task to the cheapest rung with room.
@@ -38,8 +40,10 @@ impl Policy for Oracle {
             paused: Duration::ZERO,
         };
         let rungs = world.providers.iter().map(rung).collect();
+        let settings = &world.settings;
+        let longest = crate::scale(settings.latency, 1.0 + settings.spread) + settings.body;
         let brain = Arc::new(Brain {
-            state: Mutex::new(State { rungs, line: VecDeque::new() }),
+            state: Mutex::new(State { rungs, line: VecDeque::new(), longest }),
             event: Notify::new(),
         });
         tokio::spawn(schedule(Arc::downgrade(&brain)));
@@ -56,10 +60,14 @@ struct Brain {
 struct State {
     rungs: Vec<Rung>,
     line: VecDeque<Waiter>,
+    /// The longest that a call may last.
+    longest: Duration,
 }
 
 struct Waiter {
     cost: f64,
+    /// The latest start from which a call is sure to end in time.
+    latest: Instant,
     go: oneshot::Sender<Seat>,
 }
 
@@ -142,14 +150,18 @@ impl State {
         let mut gone = Vec::new();
         let mut next: Option<Instant> = None;
         self.line.retain(|w| !w.go.is_closed());
-        while let Some(head) = self.line.front() {
-            let cost = head.cost;
+        let now = Instant::now();
+        while !self.line.is_empty() {
+            // The first who can still be served in time; if nobody can, the first.
+            let who = self.line.iter().position(|w| now <= w.latest).unwrap_or(0);
+            let cost = self.line[who].cost;
             next = None;
             let mut found = None;
             for (i, rung) in self.rungs.iter_mut().enumerate() {
                 let now = rung.provider.elapsed();
                 let wait = if now < rung.paused {
-                    rung.paused.saturating_sub(now)
+                    // What is down for ever is looked at once a day.
+                    rung.paused.saturating_sub(now).min(DAY)
                 } else if rung.mirror.fits(now, rung.in_flight, cost) {
                     found = Some(i);
                     break;
@@ -166,7 +178,7 @@ impl State {
             rung.in_flight += 1;
             rung.unsent.push(cost);
             rung.mirror.charge(rung.provider.elapsed(), cost);
-            if let Some(waiter) = self.line.pop_front() {
+            if let Some(waiter) = self.line.remove(who) {
                 gone.push((waiter.go, Seat { brain: brain.clone(), rung: i, cost, sent: false }));
             }
         }
@@ -197,7 +209,8 @@ async fn serve(brain: Arc<Brain>, request: SimRequest, task: TaskInfo) -> Result
         let (go, seat) = oneshot::channel();
         {
             let mut state = brain.lock();
-            let waiter = Waiter { cost: task.cost, go };
+            let latest = task.deadline.checked_sub(state.longest).unwrap_or(task.deadline);
+            let waiter = Waiter { cost: task.cost, latest, go };
             if again { state.line.push_front(waiter) } else { state.line.push_back(waiter) }
         }
         brain.event.notify_one();

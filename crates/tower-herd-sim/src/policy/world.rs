@@ -7,9 +7,11 @@ use http::{Request, Response};
 use std::future::{Ready, ready};
 use tower_service::Service;
 
+use super::Client;
+use super::hop::Upstream;
 use crate::BoxError;
 use crate::provider::{ProviderFuture, ProviderService, Quota, ScriptedBody, ScriptedProvider};
-use crate::scenario::Settings;
+use crate::scenario::{Log, Settings};
 
 /// The providers of one run and what may be known about them.
 #[derive(Clone, Debug)]
@@ -18,15 +20,25 @@ pub struct World {
     pub settings: Settings,
     /// One provider a rung, cheapest first, each its own tier.
     pub providers: Vec<ScriptedProvider>,
-    /// The seed of the run.
+    /// The seed of the run, another one for each of several stacks.
     pub seed: u64,
+    /// Where a policy tells what cannot be counted at the providers.
+    pub log: Log,
+    /// The stack below this one, a client for each process.
+    below: Vec<Client>,
 }
 
 impl World {
     /// Starts the providers: inside the runtime that will call them.
     pub fn new(settings: Settings, seed: u64) -> Self {
         let providers = settings.scripts(seed).into_iter().map(ScriptedProvider::new).collect();
-        Self { settings, providers, seed }
+        Self { settings, providers, seed, log: Log::new(), below: Vec::new() }
+    }
+
+    /// The world as a stack sees it that calls another one, of these clients, in place of the providers.
+    pub(crate) fn above(&self, level: u32, below: Vec<Client>) -> Self {
+        let seed = self.seed.wrapping_add(u64::from(level).wrapping_mul(0xD134_2543_DE82_EF95));
+        Self { seed, below, ..self.clone() }
     }
 
     /// The numbers of the processes.
@@ -34,14 +46,17 @@ impl World {
         0..self.settings.processes
     }
 
-    /// A client of each rung, for one process.
-    pub fn rungs(&self, process: u32) -> Vec<ProviderService> {
-        self.providers.iter().map(|p| p.service_for(process)).collect()
+    /// What one process may call: a client of each rung; or, where stacks are stacked, the one below.
+    pub fn rungs(&self, process: u32) -> Vec<Upstream> {
+        match self.below.get(process as usize) {
+            Some(client) => vec![Upstream::stack(client.clone(), &self.settings)],
+            None => self.providers.iter().map(|p| Upstream::provider(p.service_for(process))).collect(),
+        }
     }
 
     /// One client that picks the rung by the host of the URL: `http://rung-1/` is the cheapest.
     pub fn router(&self, process: u32) -> Router {
-        Router { rungs: self.rungs(process) }
+        Router { rungs: self.providers.iter().map(|p| p.service_for(process)).collect() }
     }
 
     /// The quotas as published, if the settings say that policies know them.

@@ -55,6 +55,15 @@ pub enum Fault {
         /// Between 0 and 1.
         probability: f64,
     },
+    /// A call is refused with a 429 with this probability, whatever the quota says.
+    Stray {
+        /// When it begins.
+        from: Duration,
+        /// When it is over.
+        to: Duration,
+        /// Between 0 and 1.
+        probability: f64,
+    },
     /// Every call is refused with a 429 whatever the quota says.
     Closed {
         /// When it begins.

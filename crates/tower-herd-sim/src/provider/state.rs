@@ -121,6 +121,7 @@ impl State {
     fn decide(&mut self, now: Duration, id: usize, cost: f64) -> Decision {
         let mut failure = 0.0f64;
         let mut closed = false;
+        let mut stray = 0.0f64;
         for fault in &self.script.faults {
             match *fault {
                 Fault::Connect { from, to } if (from..to).contains(&now) => return Decision::Unreachable,
@@ -128,10 +129,14 @@ impl State {
                 Fault::Brownout { from, to, probability } if (from..to).contains(&now) => {
                     failure = failure.max(probability);
                 }
+                Fault::Stray { from, to, probability } if (from..to).contains(&now) => {
+                    stray = stray.max(probability);
+                }
                 Fault::Closed { from, to } if (from..to).contains(&now) => closed = true,
                 _ => {}
             }
         }
+        closed |= stray > 0.0 && self.rng.f64() < stray;
         if closed || !self.meter.fits(now, self.in_service.len(), cost) {
             return Decision::Throttle;
         }
@@ -211,7 +216,11 @@ impl State {
             Fault::Connect { from, to } | Fault::Unavailable { from, to } | Fault::Closed { from, to } => {
                 (from..to).contains(&now).then_some(to)
             }
-            Fault::Brownout { .. } => None,
+            // What fails for certain is down as well.
+            Fault::Brownout { from, to, probability } if probability >= 1.0 => {
+                (from..to).contains(&now).then_some(to)
+            }
+            Fault::Brownout { .. } | Fault::Stray { .. } => None,
         };
         self.script.faults.iter().filter_map(end).max()
     }
@@ -314,6 +323,17 @@ mod tests {
             let outcome = if aborts { Outcome::Aborted } else { Outcome::Served };
             assert_eq!(s.records[id].outcome, outcome);
         }
+    }
+
+    #[test]
+    fn stray_refusals_come_at_their_rate_and_cost_no_place() {
+        let fault = Fault::Stray { from: ms(0), to: ms(1_000_000), probability: 0.25 };
+        let mut s = state(Script::new(Quota::concurrency(1)).latency(ms(1)).seed(3).fault(fault));
+        let refused =
+            (0..1000).filter(|t| s.arrive(ms(t * 1000), None, 0, 1.0).1 == Decision::Throttle).count();
+        assert!((200..300).contains(&refused), "{refused}");
+        assert_eq!(s.arrive(ms(2_000_000), None, 0, 1.0).0, 1000);
+        assert_eq!(s.in_flight(), 1);
     }
 
     #[test]

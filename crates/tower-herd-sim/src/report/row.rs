@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The figures of one policy in one scenario. Keys are fixed; what could not be counted is `null`.
+use crate::scenario::Recovery;
+
+/// The figures of one policy in one scenario. Keys are fixed; what could not be counted is `null`,
+/// and what a scenario has not is absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The scenario.
@@ -37,6 +40,27 @@ pub struct Row {
     pub peak_100ms: Option<BTreeMap<String, u64>>,
     /// Most calls served at the same time, by rung.
     pub in_flight_peak: Option<BTreeMap<String, u64>>,
+    /// The longest time from the start of a task to its good end.
+    #[serde(default)]
+    pub longest_wait: Option<f64>,
+    /// The same for the oracle.
+    #[serde(default)]
+    pub oracle_longest_wait: Option<f64>,
+    /// Times that a breaker opened, as the policy says.
+    #[serde(default)]
+    pub trips: u64,
+    /// The longest time until an agent beside a greedy one had its first task done; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_wait: Option<f64>,
+    /// The longest time from a common start of all jobs to the end of the last; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<f64>,
+    /// The same for the oracle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oracle_drain: Option<f64>,
+    /// How an outage went; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
 }
 
 impl Row {
@@ -83,13 +107,21 @@ mod tests {
             alerts: 0,
             peak_100ms: Some(BTreeMap::from([("1".into(), 3)])),
             in_flight_peak: None,
+            longest_wait: Some(2.5),
+            oracle_longest_wait: None,
+            trips: 0,
+            first_wait: None,
+            drain: None,
+            oracle_drain: None,
+            recovery: None,
         };
         assert_eq!(
             row.json(),
             "{\"scenario\":\"stampede\",\"policy\":\"naive\",\"tasks\":3,\"done\":2,\"lost\":1,\
              \"wire_calls\":null,\"amplification\":2.333,\"throttled\":4,\"seconds\":1.5,\
              \"oracle_seconds\":null,\"early_calls\":0,\"duplicates\":0,\"alerts\":0,\
-             \"peak_100ms\":{\"1\":3},\"in_flight_peak\":null}"
+             \"peak_100ms\":{\"1\":3},\"in_flight_peak\":null,\"longest_wait\":2.5,\
+             \"oracle_longest_wait\":null,\"trips\":0}"
         );
         assert_eq!(serde_json::from_str::<Row>(&row.json()).unwrap(), row);
         assert_eq!(Row::ratio(1, 0), None);

@@ -7,13 +7,36 @@
 //! * `equal-hint`: a thousand clients are told the same wait within one second by a single provider
 //!   that serves everything afterwards. What matters is how they come back.
 //!
+//! * `brownout`: tasks arrive at a rate, whatever becomes of those before them, and a share of the calls
+//!   fails. What matters is how many tasks succeed, and with how few calls. A second ceiling
+//!   (`ceilings=100,40`) adds a healthy rung.
+//! * `recovery`: the same arrivals, over ten minutes in which the provider is gone. What matters is what
+//!   it sees meanwhile, and how the tasks come back: [`Recovery`].
+//! * `amplification`: three services, each a stack of its own that tries four times and calls the next,
+//!   in front of a dead provider. Between two of them is a network: nothing of one process is seen by
+//!   the next but what HTTP carries.
+//! * `cron`: a thousand jobs that start at the same instant, every minute.
+//!
 //! [`Settings`] holds every dimension; [`Settings::set`] changes one by name, as `--set` does.
-//! Instants of the schedule (cut, return, outage) are given for a latency of one second and scale
-//! with it, so that `latency=0.2` is the same story told five times as fast.
+//! Instants of the stampede's schedule (cut, return, outage) are given for a latency of one second and
+//! scale with it, so that `latency=0.2` is the same story told five times as fast. Where tasks arrive by
+//! the clock, so do the events.
+//!
+//! # What the oracle does
+//! It knows every limit from the start, learns an unannounced cut, return or outage from one reply, obeys
+//! the hint of that reply, and repeats what failed until it is served: the most tasks that can be
+//! done, not the fewest calls.
 
+mod drive;
+mod log;
+mod presets;
+mod recovery;
 mod run;
+mod scripts;
 mod settings;
 mod value;
 
+pub use log::{Log, Noted, What};
+pub use recovery::{Recovery, ramp};
 pub use run::{Run, RunError, RungRun, TaskResult, oracle_seconds, run, trace_hash};
 pub use settings::{LimitKind, MEAN_COST, Scenario, Settings, SettingsError, keys};

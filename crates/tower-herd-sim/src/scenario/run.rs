@@ -1,20 +1,17 @@
 //! Runs one policy through one scenario under a paused clock.
 
-use std::cell::Cell;
 use std::fmt;
-use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::Request;
-use http_body_util::{BodyExt, Full};
 use tokio::task::LocalSet;
 use tokio::time::Instant;
 
-use super::settings::{LimitKind, MEAN_COST, Scenario, Settings, SettingsError};
+use super::drive;
+use super::log::{Noted, What};
+use super::settings::{LimitKind, Settings, SettingsError};
 use crate::BoxError;
-use crate::policy::{Client, Oracle, Policy, SimRequest, TaskInfo, World};
-use crate::provider::{CallRecord, Caller, Stats};
+use crate::policy::{Oracle, Policy, World};
+use crate::provider::{CallRecord, Stats};
 use crate::report::Row;
 
 /// Why a run could not be made.
@@ -98,6 +95,8 @@ pub struct Run {
     pub tasks: Vec<TaskResult>,
     /// All rungs, cheapest first.
     pub rungs: Vec<RungRun>,
+    /// What the policy itself told: trips, ramps, alerts.
+    pub events: Vec<Noted>,
 }
 
 impl Run {
@@ -111,11 +110,56 @@ impl Run {
         Stats::of_all(self.rungs.iter().map(|r| (&r.stats, &r.records[..])))
     }
 
+    /// Things of one kind that the policy told.
+    pub fn told(&self, what: impl Fn(&What) -> bool) -> u64 {
+        self.events.iter().filter(|e| what(&e.what)).count() as u64
+    }
+
+    /// The longest time from the start of a task to its good end.
+    pub fn longest_wait(&self) -> Option<Duration> {
+        let done = self.tasks.iter().filter(|t| t.lost.is_none());
+        done.map(|t| t.ended.saturating_sub(t.started)).max()
+    }
+
+    /// The longest time from a start of all jobs to the end of the last of them.
+    pub fn drain(&self) -> Option<Duration> {
+        let every = self.settings.every?;
+        let since = |t: &TaskResult| {
+            let period = t.id / u64::from(self.settings.agents.max(1));
+            t.ended.saturating_sub(every.saturating_mul(u32::try_from(period).unwrap_or(u32::MAX)))
+        };
+        self.tasks.iter().map(since).max()
+    }
+
+    /// The longest time that an agent waited for the end of its first task, beside a greedy one.
+    pub fn first_wait(&self) -> Option<Duration> {
+        if self.settings.greedy == 0 {
+            return None;
+        }
+        let mut first = std::collections::BTreeMap::new();
+        for t in self.tasks.iter().filter(|t| t.agent > 0) {
+            let ended = first.entry(t.agent).or_insert(t.ended);
+            *ended = t.ended.min(*ended);
+        }
+        first.into_values().max()
+    }
+
+    /// The row of the table, beside the oracle's run of the same settings and seed.
+    pub fn row_beside(&self, oracle: &Run) -> Row {
+        let mut row = self.row(Some(oracle.elapsed.as_secs_f64()));
+        let round = |d: Duration| Row::round(d.as_secs_f64());
+        row.oracle_longest_wait = oracle.longest_wait().map(round);
+        row.oracle_drain = oracle.drain().map(round);
+        row.recovery = self.recovery(oracle);
+        row
+    }
+
     /// The row of the table.
     pub fn row(&self, oracle_seconds: Option<f64>) -> Row {
         let s = self.stats();
         let by_rung =
             |f: fn(&Stats) -> u64| self.rungs.iter().map(|r| (r.name.clone(), f(&r.stats))).collect();
+        let round = |d: Duration| Row::round(d.as_secs_f64());
         let done = self.done();
         Row {
             scenario: self.settings.scenario.name().into(),
@@ -130,9 +174,16 @@ impl Run {
             oracle_seconds: oracle_seconds.map(Row::round),
             early_calls: Some(s.early_calls),
             duplicates: Some(s.duplicates),
-            alerts: 0,
+            alerts: self.told(|w| *w == What::Alert),
             peak_100ms: Some(by_rung(|s| s.peak_100ms)),
             in_flight_peak: Some(by_rung(|s| s.in_flight_peak)),
+            longest_wait: self.longest_wait().map(round),
+            oracle_longest_wait: None,
+            first_wait: self.first_wait().map(round),
+            drain: self.drain().map(round),
+            oracle_drain: None,
+            trips: self.told(|w| *w == What::Opened),
+            recovery: None,
         }
     }
 
@@ -183,35 +234,23 @@ pub fn run(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Run, R
         .start_paused(!policy.real_time(settings))
         .build()
         .map_err(RunError::Runtime)?;
-    LocalSet::new().block_on(&runtime, drive(settings, policy, seed))
+    LocalSet::new().block_on(&runtime, play(settings, policy, seed))
 }
 
-async fn drive(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Run, RunError> {
+async fn play(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Run, RunError> {
     let started = Instant::now();
     let world = World::new(settings.clone(), seed);
     let broken = |source| RunError::Policy { name: policy.name(), source };
-    let clients = policy.clients(&world).map_err(broken)?;
-    if clients.len() != settings.processes as usize {
-        let why = format!("made {} clients for {} processes", clients.len(), settings.processes);
-        return Err(broken(why.into()));
-    }
-    let next = Rc::new(Cell::new(0u64));
-    let mut rng = fastrand::Rng::with_seed(seed ^ 0x5EED);
-    let mut agents = Vec::new();
-    for agent in 0..settings.agents {
-        let process = agent % settings.processes;
-        let client = clients[process as usize].clone();
-        let start = started + crate::scale(settings.start_within, rng.f64());
-        let plan = Plan { settings: settings.clone(), seed, started, start, agent, process };
-        agents.push(tokio::task::spawn_local(live(plan, client, next.clone())));
-    }
-    let mut tasks = Vec::new();
-    for agent in agents {
-        match agent.await {
-            Ok(mut results) => tasks.append(&mut results),
-            Err(e) => std::panic::resume_unwind(e.into_panic()),
+    let mut clients = Vec::new();
+    for level in 0..settings.stacks {
+        let world = if level == 0 { world.clone() } else { world.above(level, clients) };
+        clients = policy.clients(&world).map_err(broken)?;
+        if clients.len() != settings.processes as usize {
+            let why = format!("made {} clients for {} processes", clients.len(), settings.processes);
+            return Err(broken(why.into()));
         }
     }
+    let mut tasks = drive::tasks(settings, seed, started, &clients).await;
     let elapsed = tasks.iter().map(|t: &TaskResult| t.ended).max().unwrap_or_default();
     tasks.sort_by_key(|t| (t.ended, t.id));
     // What callers left behind still runs to its end at the providers, and counts.
@@ -224,13 +263,14 @@ async fn drive(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Ru
         ceiling: ceiling_steps(settings, i),
     });
     Ok(Run {
-        settings: settings.clone(),
+        settings: Settings { tasks: tasks.len() as u64, ..settings.clone() },
         policy: policy.name(),
         about: policy.describe(settings),
         seed,
         elapsed,
         tasks,
         rungs: rungs.collect(),
+        events: world.log.taken(),
     })
 }
 
@@ -249,67 +289,4 @@ fn ceiling_steps(settings: &Settings, rung: usize) -> Vec<(Duration, u32)> {
         }
     }
     steps
-}
-
-struct Plan {
-    settings: Settings,
-    seed: u64,
-    started: Instant,
-    start: Instant,
-    agent: u32,
-    process: u32,
-}
-
-/// The life of an agent: one task after the other until none is left.
-async fn live(plan: Plan, client: Client, next: Rc<Cell<u64>>) -> Vec<TaskResult> {
-    let mut results = Vec::new();
-    tokio::time::sleep_until(plan.start).await;
-    loop {
-        let id = match plan.settings.scenario {
-            // Every client has one task, its own.
-            Scenario::EqualHint if results.is_empty() => u64::from(plan.agent),
-            Scenario::EqualHint => return results,
-            Scenario::Stampede => next.replace(next.get() + 1),
-        };
-        if id >= plan.settings.tasks {
-            return results;
-        }
-        let began = Instant::now();
-        let (request, task) = make(&plan, id, began + plan.settings.deadline);
-        let work = async {
-            let reply = client.call(request, task).await?;
-            let status = reply.status();
-            reply.into_body().collect().await?;
-            if status.is_success() { Ok(()) } else { Err(BoxError::from(format!("answered {status}"))) }
-        };
-        let lost = match tokio::time::timeout_at(task.deadline, work).await {
-            Ok(Ok(())) => None,
-            Ok(Err(e)) => Some(e.to_string()),
-            Err(_) => Some("deadline".into()),
-        };
-        let (started, ended) = (began - plan.started, plan.started.elapsed());
-        results.push(TaskResult { id, agent: plan.agent, started, ended, lost });
-    }
-}
-
-fn make(plan: &Plan, id: u64, deadline: Instant) -> (SimRequest, TaskInfo) {
-    let cost = match plan.settings.limit {
-        LimitKind::Tokens => {
-            let mut rng = fastrand::Rng::with_seed(plan.seed.rotate_left(17) ^ id);
-            (MEAN_COST * (0.5 + rng.f64())).round()
-        }
-        _ => 1.0,
-    };
-    let task = TaskInfo { id, agent: plan.agent, process: plan.process, deadline, cost };
-    let body = format!("{{\"model\":\"any\",\"task\":{id},\"messages\":[]}}");
-    let mut request = Request::new(Full::new(Bytes::from(body)));
-    *request.method_mut() = http::Method::POST;
-    *request.uri_mut() = http::Uri::from_static("http://rung-1/v1/chat/completions");
-    let headers = request.headers_mut();
-    headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
-    headers.insert("x-safety", http::HeaderValue::from_static("costly"));
-    headers.insert("x-task-id", id.into());
-    request.extensions_mut().insert(Caller { task: Some(id), process: Some(plan.process), cost: Some(cost) });
-    request.extensions_mut().insert(task);
-    (request, task)
 }

@@ -1,10 +1,10 @@
 //! Every dimension of a scenario, as plain data with validation.
 
 use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::value::{bad, choice, flag, optional, real, seconds, whole};
-use crate::provider::{Fault, HintForm, LimitHeaders, Quota, Rate, Script};
+use crate::provider::{HintForm, LimitHeaders};
 
 /// The scenarios there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,17 +13,30 @@ pub enum Scenario {
     Stampede,
     /// Many clients told the same wait at once.
     EqualHint,
+    /// Calls at a fixed rate, of which a share fails.
+    Brownout,
+    /// Calls at a fixed rate over an outage and its end.
+    Recovery,
+    /// Stacks that retry, stacked on each other.
+    Amplification,
+    /// Jobs that start on the minute.
+    Cron,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 2] = [Scenario::Stampede, Scenario::EqualHint];
+    pub const ALL: [Scenario; 6] =
+        [Self::Stampede, Self::EqualHint, Self::Brownout, Self::Recovery, Self::Amplification, Self::Cron];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stampede => "stampede",
             Self::EqualHint => "equal-hint",
+            Self::Brownout => "brownout",
+            Self::Recovery => "recovery",
+            Self::Amplification => "amplification",
+            Self::Cron => "cron",
         }
     }
 
@@ -103,8 +116,18 @@ impl std::error::Error for SettingsError {}
 /// The keys of [`Settings::set`], each with a line of help.
 pub fn keys() -> &'static [(&'static str, &'static str)] {
     &[
-        ("agents", "agents in the closed loop, or clients (equal-hint)"),
-        ("tasks", "tasks in all (equal-hint: one a client, so the same as agents)"),
+        ("agents", "agents in the closed loop, clients (equal-hint), or jobs a period (cron)"),
+        ("tasks", "tasks in all (equal-hint: one a client, so the same as agents); closed loop only"),
+        ("rate", "none | tasks that arrive a second, whatever becomes of the others (open loop)"),
+        ("arrivals", "poisson | even: how they arrive"),
+        ("duration", "seconds in which tasks arrive: open loop and cron"),
+        ("every", "none | seconds between two starts of every agent's job (cron)"),
+        (
+            "greedy",
+            "of the tasks, those that the first agent starts all at once, before all others (stampede)",
+        ),
+        ("attempts", "calls a task may make that fail, in each stack"),
+        ("stacks", "stacks of such attempts, each calling the next as a service"),
         ("limit", "concurrency | rate | tokens: what the ceilings mean"),
         ("hint", "none | seconds told with each refusal"),
         ("hint_form", "seconds | ms | date"),
@@ -116,14 +139,16 @@ pub fn keys() -> &'static [(&'static str, &'static str)] {
         ("body", "seconds over which the body streams after the head, its place still held"),
         ("ceilings", "one a rung, cheapest first: 100,20,20"),
         ("burst", "seconds' worth that a rate lets through at once"),
-        ("cut_at", "none | instant of the cut (scales with latency)"),
+        ("cut_at", "none | instant of the cut (in the stampede it scales with latency)"),
         ("cut_to", "the ceiling after the cut"),
         ("cut_rung", "the rung that is cut, from 1"),
-        ("returns", "none | instant at which the quota comes back (scales with latency)"),
-        ("outage", "none | FROM..TO (scale with latency)"),
+        ("returns", "none | instant at which the quota comes back (as cut_at)"),
+        ("outage", "none | FROM..TO (as cut_at)"),
         ("outage_kind", "connect | 503"),
-        ("brownout", "0..1: probability that an admitted call fails"),
-        ("fault_rung", "the rung of outage and brown-out, from 1; 0 for all"),
+        ("failure", "0..1: probability that an admitted call fails; 1: the provider is dead"),
+        ("brownout", "the same by another name"),
+        ("stray", "0..1: probability that a call is answered 429 whatever the quota says"),
+        ("fault_rung", "the rung of outage, failures and stray 429s, from 1; 0 for all"),
         ("aborts", "true | false: whether a call ends when its caller hangs up"),
         ("processes", "independent sets of handles over the same providers"),
         ("handles", "shared | separate: one process, or one for each agent"),
@@ -141,8 +166,22 @@ pub struct Settings {
     pub scenario: Scenario,
     /// Agents, each with one task at a time.
     pub agents: u32,
-    /// Tasks in all.
+    /// Tasks in all: of a closed loop as set, of an open one as many as arrived.
     pub tasks: u64,
+    /// Tasks that arrive a second, in an open loop.
+    pub rate: Option<f64>,
+    /// Whether they arrive at even distances (else at random ones: a Poisson process).
+    pub even: bool,
+    /// Time in which tasks arrive, in an open loop.
+    pub duration: Duration,
+    /// Time between two starts of every agent's job.
+    pub every: Option<Duration>,
+    /// Of the tasks, those that the first agent starts at once.
+    pub greedy: u32,
+    /// Calls that may fail, for each task in each stack.
+    pub attempts: u32,
+    /// Stacks, each calling the next.
+    pub stacks: u32,
     /// What the ceilings mean.
     pub limit: LimitKind,
     /// The wait told with a refusal.
@@ -173,13 +212,15 @@ pub struct Settings {
     pub cut_rung: usize,
     /// Instant of the return, for a latency of one second.
     pub returns: Option<Duration>,
-    /// An outage, for a latency of one second.
+    /// An outage; in the stampede for a latency of one second.
     pub outage: Option<(Duration, Duration)>,
     /// Whether the outage refuses connections (else it answers 503).
     pub outage_connect: bool,
     /// Probability that an admitted call fails.
-    pub brownout: f64,
-    /// The rung of outage and brown-out, from 1; 0 for all.
+    pub failure: f64,
+    /// Probability that a call is answered 429 for no reason.
+    pub stray: f64,
+    /// The rung of outage, failures and stray 429s, from 1; 0 for all.
     pub fault_rung: usize,
     /// Whether calls end when their caller hangs up.
     pub aborts: bool,
@@ -196,55 +237,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The published form of a scenario.
-    pub fn new(scenario: Scenario) -> Self {
-        let stampede = Self {
-            scenario,
-            agents: 100,
-            tasks: 3000,
-            limit: LimitKind::Concurrency,
-            hint: Some(Duration::from_secs(1)),
-            hint_form: HintForm::Seconds,
-            headers: LimitHeaders::None,
-            latency: Duration::from_secs(1),
-            spread: 0.5,
-            refusal_latency: Duration::from_millis(5),
-            lag: Duration::ZERO,
-            body: Duration::ZERO,
-            ceilings: vec![100, 20, 20],
-            burst: 1.0,
-            cut_at: Some(Duration::from_secs(5)),
-            cut_to: 20,
-            cut_rung: 1,
-            returns: None,
-            outage: None,
-            outage_connect: true,
-            brownout: 0.0,
-            fault_rung: 1,
-            aborts: false,
-            processes: 1,
-            configured: false,
-            deadline: Duration::from_secs(600),
-            start_within: Duration::ZERO,
-            closed: Duration::ZERO,
-        };
-        match scenario {
-            Scenario::Stampede => stampede,
-            Scenario::EqualHint => Self {
-                agents: 1000,
-                tasks: 1000,
-                hint: Some(Duration::from_secs(30)),
-                latency: Duration::from_millis(200),
-                // Roomy enough to serve all clients at once.
-                ceilings: vec![100_000],
-                cut_at: None,
-                start_within: Duration::from_secs(1),
-                closed: Duration::from_secs(1),
-                ..stampede
-            },
-        }
-    }
-
     /// Changes one dimension, given as `KEY=VALUE`.
     pub fn set_pair(&mut self, pair: &str) -> Result<(), SettingsError> {
         let (key, value) = pair.split_once('=').ok_or_else(|| SettingsError::NotAPair(pair.into()))?;
@@ -269,6 +261,15 @@ impl Settings {
                     self.set("agents", value)?;
                 }
             }
+            "rate" => self.rate = optional(value, |v| real(key, v, 0.001, 100_000.0))?,
+            "arrivals" => {
+                self.even = choice(key, value, "poisson or even", &[("poisson", false), ("even", true)])?;
+            }
+            "duration" => self.duration = seconds(key, value, 0.001, 86_400.0)?,
+            "every" => self.every = optional(value, |v| seconds(key, v, 0.001, 86_400.0))?,
+            "greedy" => self.greedy = whole(key, value, 0, 1_000_000)? as u32,
+            "attempts" => self.attempts = whole(key, value, 1, 1000)? as u32,
+            "stacks" => self.stacks = whole(key, value, 1, 10)? as u32,
             "limit" => {
                 let options = [
                     ("concurrency", LimitKind::Concurrency),
@@ -318,7 +319,8 @@ impl Settings {
                 self.outage_connect =
                     choice(key, value, "connect or 503", &[("connect", true), ("503", false)])?;
             }
-            "brownout" => self.brownout = real(key, value, 0.0, 1.0)?,
+            "failure" | "brownout" => self.failure = real(key, value, 0.0, 1.0)?,
+            "stray" => self.stray = real(key, value, 0.0, 1.0)?,
             "fault_rung" => self.fault_rung = whole(key, value, 0, 1000)? as usize,
             "aborts" => self.aborts = flag(key, value)?,
             "processes" => self.processes = whole(key, value, 1, 100_000)? as u32,
@@ -358,78 +360,36 @@ impl Settings {
         {
             return conflict("outage: FROM must be before TO".into());
         }
+        if self.rate.is_some() && self.every.is_some() {
+            return conflict("every: tasks arrive either at a rate or every so often".into());
+        }
+        let closed = self.rate.is_none() && self.every.is_none();
+        if self.greedy > 0 && (self.scenario != Scenario::Stampede || !closed) {
+            return conflict("greedy needs the closed loop of the stampede".into());
+        }
+        if self.greedy > 0 && self.agents < 2 {
+            return conflict("greedy needs a second agent".into());
+        }
+        if u64::from(self.greedy) > self.tasks {
+            return conflict(format!("greedy={}: there are only {} tasks", self.greedy, self.tasks));
+        }
         if self.processes > self.agents {
             return conflict(format!("processes={}: there are only {} agents", self.processes, self.agents));
         }
         Ok(())
     }
 
-    /// An instant of the schedule, scaled with the latency.
+    /// An instant of the schedule: in the stampede it scales with the latency.
     pub fn scaled(&self, at: Duration) -> Duration {
-        crate::scale(at, self.latency.as_secs_f64())
-    }
-
-    /// The quota that a ceiling means under these settings.
-    pub fn quota(&self, ceiling: u32) -> Quota {
-        let per_second = f64::from(ceiling) / self.latency.as_secs_f64();
-        let rate = |per_second: f64, unit: f64| {
-            let mut rate = Rate::per_second(per_second);
-            rate.burst = (per_second * self.burst).max(unit);
-            if self.headers == LimitHeaders::GitHub { rate.fixed(Duration::from_secs(1)) } else { rate }
-        };
-        match self.limit {
-            LimitKind::Concurrency => Quota::concurrency(ceiling),
-            LimitKind::Rate => Quota::requests(rate(per_second, 1.0)),
-            LimitKind::Tokens => Quota::tokens(rate(per_second * MEAN_COST, 1.5 * MEAN_COST)),
+        match self.scenario {
+            Scenario::Stampede | Scenario::EqualHint => crate::scale(at, self.latency.as_secs_f64()),
+            _ => at,
         }
     }
 
-    /// The scripts of the providers, one a rung.
-    pub fn scripts(&self, seed: u64) -> Vec<Script> {
-        // A fixed wall clock: dates in headers then depend on the seed alone.
-        let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let build = |(i, ceiling): (usize, &u32)| {
-            let rung = i + 1;
-            let mut script = Script::new(self.quota(*ceiling))
-                .name(format!("rung {rung}"))
-                .hint(self.hint)
-                .hint_form(self.hint_form)
-                .limit_headers(self.headers)
-                .latency(self.latency)
-                .spread(self.spread)
-                .refusal_latency(self.refusal_latency)
-                .lag(self.lag)
-                .aborts(self.aborts)
-                .seed(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(rung as u64))
-                .wall_start(wall);
-            if !self.body.is_zero() {
-                script = script.stream_body(self.body, 4);
-            }
-            if let Some(cut) = self.cut_at.filter(|_| rung == self.cut_rung) {
-                script = script.change_at(self.scaled(cut), self.quota(self.cut_to));
-                if let Some(back) = self.returns {
-                    script = script.change_at(self.scaled(back), self.quota(*ceiling));
-                }
-            }
-            if !self.closed.is_zero() {
-                script = script.fault(Fault::Closed { from: Duration::ZERO, to: self.closed });
-            }
-            if self.fault_rung == 0 || self.fault_rung == rung {
-                if let Some((from, to)) = self.outage {
-                    let (from, to) = (self.scaled(from), self.scaled(to));
-                    script = script.fault(match self.outage_connect {
-                        true => Fault::Connect { from, to },
-                        false => Fault::Unavailable { from, to },
-                    });
-                }
-                if self.brownout > 0.0 {
-                    let (from, to) = (Duration::ZERO, Duration::MAX);
-                    script = script.fault(Fault::Brownout { from, to, probability: self.brownout });
-                }
-            }
-            script
-        };
-        self.ceilings.iter().enumerate().map(build).collect()
+    /// When the outage is, if there is one.
+    pub fn outage_at(&self) -> Option<(Duration, Duration)> {
+        self.outage.map(|(from, to)| (self.scaled(from), self.scaled(to)))
     }
 }
 
@@ -442,6 +402,13 @@ mod tests {
         let examples = [
             ("agents", "50"),
             ("tasks", "100"),
+            ("rate", "50"),
+            ("arrivals", "even"),
+            ("duration", "30"),
+            ("every", "5"),
+            ("greedy", "10"),
+            ("attempts", "5"),
+            ("stacks", "2"),
             ("limit", "rate"),
             ("hint", "none"),
             ("hint_form", "date"),
@@ -460,6 +427,8 @@ mod tests {
             ("outage", "10..20"),
             ("outage_kind", "503"),
             ("brownout", "0.2"),
+            ("failure", "0.2"),
+            ("stray", "0.005"),
             ("fault_rung", "0"),
             ("aborts", "true"),
             ("processes", "7"),
@@ -504,6 +473,10 @@ mod tests {
             &["processes=101"],
             &["outage=9..3"],
             &["fault_rung=4"],
+            &["rate=10", "every=5"],
+            &["rate=10", "greedy=5"],
+            &["tasks=100", "greedy=101"],
+            &["agents=1", "greedy=1"],
         ] {
             let mut s = Settings::new(Scenario::Stampede);
             for p in pairs {
@@ -518,5 +491,8 @@ mod tests {
         let mut s = Settings::new(Scenario::Stampede);
         s.set("latency", "0.2").unwrap();
         assert_eq!(s.scaled(Duration::from_secs(5)), Duration::from_secs(1));
+        // Where tasks arrive by the clock, so does what happens to them.
+        let s = Settings::new(Scenario::Recovery);
+        assert_eq!(s.outage_at(), Some((Duration::from_secs(120), Duration::from_secs(720))));
     }
 }

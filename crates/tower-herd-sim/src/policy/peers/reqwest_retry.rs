@@ -9,9 +9,9 @@ use reqwest_retry::policies::ExponentialBackoff;
 use reqwest_retry::{DefaultRetryableStrategy, RetryTransientMiddleware, Retryable, RetryableStrategy};
 use tower::ServiceExt;
 
-use super::super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase};
+use super::super::{Client, Policy, SimRequest, SimResponse, TaskInfo, Upstream, World, erase};
 use crate::BoxError;
-use crate::provider::{CallError, ProviderService};
+use crate::provider::{CallError, Caller};
 use crate::scenario::Settings;
 
 /// Three retries a rung by the crate's own middleware, policy and jitter, then the next rung.
@@ -21,13 +21,29 @@ pub struct ReqwestRetry;
 const RETRIES: u32 = 3;
 
 /// The end of the chain: calls the scripted provider instead of the network.
-struct Terminal(ProviderService);
+struct Terminal(Upstream);
 
 #[async_trait]
 impl Middleware for Terminal {
-    async fn handle(&self, request: Request, _: &mut Extensions, _: Next<'_>) -> Result<Response, Error> {
+    async fn handle(
+        &self,
+        request: Request,
+        extensions: &mut Extensions,
+        _: Next<'_>,
+    ) -> Result<Response, Error> {
         let request = http::Request::<reqwest::Body>::try_from(request).map_err(Error::Reqwest)?;
-        let reply = self.0.clone().oneshot(request).await.map_err(Error::middleware)?;
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.map(http_body_util::Collected::to_bytes).map_err(Error::Reqwest)?;
+        let mut request = SimRequest::from_parts(parts, body.into());
+        if let Some(task) = extensions.get::<TaskInfo>() {
+            let caller = Caller { task: Some(task.id), process: Some(task.process), cost: Some(task.cost) };
+            request.extensions_mut().insert(caller);
+            request.extensions_mut().insert(*task);
+        }
+        let reply = self.0.clone().oneshot(request).await.map_err(|e| match e.downcast::<CallError>() {
+            Ok(e) => Error::middleware(*e),
+            Err(e) => Error::middleware(std::io::Error::other(e)),
+        })?;
         let (parts, body) = reply.into_parts();
         let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         Ok(Response::from(http::Response::from_parts(parts, bytes)))
@@ -69,7 +85,7 @@ impl Policy for ReqwestRetry {
     }
 }
 
-fn rung(service: ProviderService) -> ClientWithMiddleware {
+fn rung(service: Upstream) -> ClientWithMiddleware {
     let policy = ExponentialBackoff::builder().build_with_max_retries(RETRIES);
     ClientBuilder::new(reqwest::Client::new())
         .with(RetryTransientMiddleware::new_with_policy_and_strategy(policy, Strategy))
@@ -85,12 +101,7 @@ async fn walk(
     let body = request.into_body().collect().await?.to_bytes();
     let mut last: Result<SimResponse, BoxError> = Err("no rung".into());
     for rung in rungs {
-        let call = rung
-            .post("http://rung/v1/chat/completions")
-            .header("x-task-id", task.id)
-            .header("x-process-id", task.process)
-            .header("x-cost", task.cost.to_string())
-            .body(body.clone());
+        let call = rung.post("http://rung/v1/chat/completions").with_extension(task).body(body.clone());
         last = call.send().await.map(|r| erase(http::Response::from(r))).map_err(Into::into);
         if matches!(&last, Ok(reply) if reply.status().is_success()) {
             break;

@@ -8,15 +8,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use http::{Response, StatusCode};
+use http::StatusCode;
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_resilience::bulkhead::{BulkheadLayer, BulkheadServiceError};
 use tower_resilience::circuitbreaker::{CircuitBreakerError, CircuitBreakerLayer};
 use tower_resilience::retry::{ExponentialRandomBackoff, RetryLayer};
 
-use super::super::{Client, Policy, SimRequest, World};
+use super::super::{Client, Policy, SimRequest, SimResponse, Upstream, World};
 use crate::BoxError;
-use crate::provider::{CallError, ProviderService, ScriptedBody};
 use crate::scenario::Settings;
 
 /// The crate's layers in its documented order, at the settings its documentation shows.
@@ -29,9 +28,21 @@ const ATTEMPTS: usize = 3;
 const BACKOFF: Duration = Duration::from_millis(100);
 const OPEN: Duration = Duration::from_secs(30);
 
-type Reply = Response<ScriptedBody>;
-type RungError = CircuitBreakerError<BulkheadServiceError<CallError>>;
+type Reply = SimResponse;
+type RungError = CircuitBreakerError<BulkheadServiceError<Wire>>;
 type Rung = BoxCloneSyncService<SimRequest, Reply, RungError>;
+
+/// No reply, as an error with a name: the crate asks for one.
+#[derive(Debug)]
+struct Wire(BoxError);
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Wire {}
 
 /// No rung answered well.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +78,7 @@ impl Policy for TowerResilience {
 
     fn real_time(&self, settings: &Settings) -> bool {
         // Its breaker reads the machine's clock: under a paused one it would stay open for ever.
-        settings.outage.is_some() || settings.brownout > 0.0
+        settings.outage.is_some() || settings.failure > 0.0
     }
 
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
@@ -75,7 +86,7 @@ impl Policy for TowerResilience {
     }
 }
 
-fn client(rungs: Vec<ProviderService>) -> Result<Client, BoxError> {
+fn client(rungs: Vec<Upstream>) -> Result<Client, BoxError> {
     let rungs = rungs.into_iter().map(rung).collect::<Result<Vec<Rung>, BoxError>>()?;
     let chain = service_fn(move |request: SimRequest| walk(rungs.clone(), request));
     let retry = RetryLayer::<SimRequest, Reply, ChainError>::builder()
@@ -86,18 +97,18 @@ fn client(rungs: Vec<ProviderService>) -> Result<Client, BoxError> {
     Ok(Client::from_service(retry.layer(chain)))
 }
 
-fn rung(service: ProviderService) -> Result<Rung, BoxError> {
+fn rung(service: Upstream) -> Result<Rung, BoxError> {
     let bulkhead = BulkheadLayer::builder().max_concurrent_calls(BULKHEAD).max_wait_duration(WAIT).build()?;
     let breaker = CircuitBreakerLayer::builder()
         .failure_rate_threshold(0.5)
         .sliding_window_size(100)
         .wait_duration_in_open(OPEN)
-        .failure_classifier(|result: &Result<Reply, BulkheadServiceError<CallError>>| match result {
+        .failure_classifier(|result: &Result<Reply, BulkheadServiceError<Wire>>| match result {
             Ok(reply) => reply.status().is_server_error(),
             Err(e) => e.is_inner(),
         })
         .build()?;
-    Ok(BoxCloneSyncService::new(breaker.layer(bulkhead.layer(service))))
+    Ok(BoxCloneSyncService::new(breaker.layer(bulkhead.layer(service.map_err(Wire)))))
 }
 
 async fn walk(rungs: Vec<Rung>, request: SimRequest) -> Result<Reply, ChainError> {
