@@ -139,7 +139,10 @@ fn tables(args: &Args, rows: &[Row], first: &[Run]) -> String {
     } else {
         out.push_str(&format!("{}\n{}", report::table(rows), report::rungs(first)));
     }
-    out.push_str(&format!("\n{}\n", report::LEGEND));
+    out.push_str(&format!("\n{}\n{}\n", report::extras(rows), report::LEGEND));
+    if rows.iter().any(|row| row.recovery.is_some()) {
+        out.push_str(&format!("{}\n", report::OUTAGE_LEGEND));
+    }
     for run in first {
         if let Some(about) = &run.about {
             out.push_str(&format!("\n{}: {about}\n", run.policy));

@@ -2,7 +2,7 @@
 //!
 //! [`Row`] is the one line of figures with fixed keys, for this simulator and for anything else that
 //! measures the same (a run over real sockets fills what it can and leaves the rest `null`).
-//! [`table`] prints rows for a terminal, [`html`] draws runs into one self-contained page, [`picture`] into one image.
+//! [`table`] and [`extras`] print rows for a terminal, [`html`] draws runs into one self-contained page, [`picture`] into one image.
 
 /// Appends formatted text to a string.
 macro_rules! put {
@@ -20,4 +20,4 @@ mod table;
 pub use html::html;
 pub use picture::picture;
 pub use row::Row;
-pub use table::{LEGEND, rungs, summary, table};
+pub use table::{LEGEND, OUTAGE_LEGEND, extras, rungs, summary, table};

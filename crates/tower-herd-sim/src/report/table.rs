@@ -36,7 +36,7 @@ fn by_rung(map: Option<&std::collections::BTreeMap<String, u64>>) -> String {
     map.map_or_else(|| "-".into(), |m| m.values().map(u64::to_string).collect::<Vec<_>>().join("/"))
 }
 
-/// What the columns of [`table`], [`rungs`] and [`summary`] mean, where their names are short.
+/// What the columns of [`table`], [`rungs`], [`extras`] and [`summary`] mean, where their names are short.
 pub const LEGEND: &str = "\
 x task       calls for each task that made one
 oracle       seconds of a policy that knows every limit; ratio: against it, where nothing was lost
@@ -46,7 +46,18 @@ peak/100ms   most arrivals in any 100 ms; in flight: most calls served at one ti
 no conn      refused connections; peak/s: most arrivals in any second
 after pause  most arrivals in any 100 ms of the 2 s after the end of a told wait
 return       the same since the first told wait of any caller ended
-probes       calls during a pause of more than five minutes";
+probes       calls during a pause of more than five minutes
+wait         longest time from the start of a task to its good end; best: the oracle's
+trips        openings of a breaker, as the policy says; alerts: people told";
+
+/// What [`extras`] prints of an outage.
+pub const OUTAGE_LEGEND: &str = "\
+down         calls at the rung while it was down; share: over the tasks that started meanwhile
+probes       of those calls the ones after the first 10 s; at once: most in flight; /100ms: most arrivals
+good         seconds from the return to the end of the first call that was served
+t50, t95     from there until that much of what the oracle does in 5 s is done, for 10 s on end
+again        openings of a breaker after the return
+over ramp    most arrivals in any second beyond the share of its tasks that the ramp lets through";
 
 /// One line a row, under a head.
 pub fn table(rows: &[Row]) -> String {
@@ -124,19 +135,86 @@ pub fn rungs(runs: &[Run]) -> String {
     align(&cells)
 }
 
-/// Mean and largest of the figures of several seeds, one line a policy.
-pub fn summary(rows: &[Row]) -> String {
-    let head =
-        ["policy", "seeds", "lost", "x task", "", "429s", "", "ratio", "", "early", "dup", "peak/100ms"];
-    let sub = ["", "", "max", "mean", "max", "mean", "max", "mean", "max", "max", "max", "max"];
-    let mut cells = vec![head.map(String::from).to_vec(), sub.map(String::from).to_vec()];
+/// Its name, its places behind the point, and where it stands.
+type Figure = (&'static str, usize, fn(&Row) -> Option<f64>);
+
+/// The figures beside the main table.
+pub(super) const EXTRAS: [Figure; 8] = [
+    ("done %", 2, |r| (r.tasks > 0).then(|| 100.0 * r.done as f64 / r.tasks as f64)),
+    ("wait", 1, |r| r.longest_wait),
+    ("best", 1, |r| r.oracle_longest_wait),
+    ("first", 1, |r| r.first_wait),
+    ("drain", 1, |r| r.drain),
+    ("best", 1, |r| r.oracle_drain),
+    ("trips", 0, |r| (r.trips + r.alerts > 0).then_some(r.trips as f64)),
+    ("alerts", 0, |r| (r.trips + r.alerts > 0).then_some(r.alerts as f64)),
+];
+
+/// The figures of an outage.
+pub(super) const OUTAGE: [Figure; 10] = [
+    ("down", 0, |r| r.recovery.as_ref().map(|r| r.outage_calls as f64)),
+    ("share", 3, |r| r.recovery.as_ref()?.outage_share),
+    ("probes", 0, |r| r.recovery.as_ref().map(|r| r.probes as f64)),
+    ("at once", 0, |r| r.recovery.as_ref().map(|r| r.probes_in_flight as f64)),
+    ("/100ms", 0, |r| r.recovery.as_ref().map(|r| r.probes_100ms as f64)),
+    ("good", 1, |r| r.recovery.as_ref()?.first_good),
+    ("t50", 1, |r| r.recovery.as_ref()?.t50),
+    ("t95", 1, |r| r.recovery.as_ref()?.t95),
+    ("again", 0, |r| r.recovery.as_ref().map(|r| r.second_trips as f64)),
+    ("over ramp", 0, |r| r.recovery.as_ref().map(|r| r.over_ramp)),
+];
+
+/// What the scenario has beside the main table: one line a policy, without the columns that nobody
+/// fills. Of several seeds it shows the mean of each figure, and the worst behind a stroke.
+pub fn extras(rows: &[Row]) -> String {
+    let shown = |all: &'static [Figure]| -> Vec<&'static Figure> {
+        all.iter().filter(|(_, _, figure)| rows.iter().any(|r| figure(r).is_some())).collect()
+    };
+    // An outage has columns enough for a table of its own.
+    let tables = [shown(&EXTRAS), shown(&OUTAGE)].into_iter().filter(|columns| !columns.is_empty());
+    tables.map(|columns| figures(rows, &columns)).collect::<Vec<_>>().join("\n")
+}
+
+fn figures(rows: &[Row], columns: &[&Figure]) -> String {
+    let mut cells = vec![vec!["policy".to_string()]];
+    cells[0].extend(columns.iter().map(|(name, ..)| (*name).to_string()));
+    for name in policies(rows) {
+        let mut line = vec![name.to_string()];
+        for (column, places, figure) in columns {
+            let values: Vec<f64> = rows.iter().filter(|r| r.policy == name).filter_map(figure).collect();
+            let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+            // Of what should be much the least is the worst, of everything else the most.
+            let worst = match *column {
+                "done %" => values.iter().copied().reduce(f64::min),
+                _ => values.iter().copied().reduce(f64::max),
+            };
+            line.push(match (values.len(), worst) {
+                (2.., Some(worst)) => format!("{mean:.places$}|{worst:.places$}"),
+                _ => fixed(worst, *places),
+            });
+        }
+        cells.push(line);
+    }
+    align(&cells)
+}
+
+fn policies(rows: &[Row]) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for r in rows {
         if !names.contains(&r.policy.as_str()) {
             names.push(&r.policy);
         }
     }
-    for name in names {
+    names
+}
+
+/// Mean and largest of the figures of several seeds, one line a policy.
+pub fn summary(rows: &[Row]) -> String {
+    let head =
+        ["policy", "seeds", "lost", "x task", "", "429s", "", "ratio", "", "early", "dup", "peak/100ms"];
+    let sub = ["", "", "max", "mean", "max", "mean", "max", "mean", "max", "max", "max", "max"];
+    let mut cells = vec![head.map(String::from).to_vec(), sub.map(String::from).to_vec()];
+    for name in policies(rows) {
         let of: Vec<&Row> = rows.iter().filter(|r| r.policy == name).collect();
         let figures = |f: fn(&Row) -> Option<f64>| {
             let values: Vec<f64> = of.iter().filter_map(|r| f(r)).collect();
@@ -171,7 +249,7 @@ pub fn summary(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Chain, Oracle};
+    use crate::policy::{Chain, Consecutive, Oracle};
     use crate::scenario::{Scenario, Settings, run};
 
     #[test]
@@ -180,10 +258,31 @@ mod tests {
         settings.set("tasks", "600").unwrap();
         let runs = [run(&settings, &Chain::naive(), 1).unwrap(), run(&settings, &Oracle, 1).unwrap()];
         let rows: Vec<Row> = runs.iter().map(|r| r.row(Some(1234.5))).collect();
-        for text in [table(&rows), rungs(&runs), summary(&rows)] {
-            let legend = LEGEND.lines();
+        for text in [table(&rows), rungs(&runs), summary(&rows), extras(&rows)] {
+            let legend = LEGEND.lines().chain(OUTAGE_LEGEND.lines());
             assert!(text.lines().chain(legend).all(|l| l.chars().count() <= 100), "{text}");
             assert!(text.contains("naive") && text.contains("oracle"));
         }
+    }
+
+    #[test]
+    fn a_scenario_shows_what_it_has_and_no_more() {
+        let mut settings = Settings::new(Scenario::Recovery);
+        for pair in ["duration=60", "outage=10..20"] {
+            settings.set_pair(pair).unwrap();
+        }
+        let oracle = run(&settings, &Oracle, 1).unwrap();
+        let row = |seed| run(&settings, &Consecutive, seed).unwrap().row_beside(&oracle);
+        let (one, two) = (extras(&[row(1)]), extras(&[row(1), row(2)]));
+        for text in [&one, &two] {
+            assert!(
+                text.contains("trips") && text.contains("over ramp") && !text.contains("drain"),
+                "{text}"
+            );
+            assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+            // A head and a line, twice.
+            assert_eq!(text.lines().filter(|l| !l.is_empty()).count(), 4);
+        }
+        assert!(!one.contains('|') && two.contains('|'), "{two}");
     }
 }

@@ -16,6 +16,8 @@ const STEP: Duration = Duration::from_secs(5);
 /// of calls alone move a shorter window by more than the 5 percent in question.
 const WINDOW: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(250);
+/// What is reached must last so long: a rung that comes back for a moment has not come back.
+const HOLD: Duration = Duration::from_secs(10);
 /// From then on, calls in an outage are probes: whoever reacts has reacted.
 const SETTLED: Duration = Duration::from_secs(10);
 
@@ -34,7 +36,7 @@ pub struct Recovery {
     pub probes_100ms: u64,
     /// From the rung's return to the end of the first call that it served.
     pub first_good: Option<f64>,
-    /// From there until the tasks done in the next 5 s are half of the oracle's, and stay so.
+    /// From there until half as many tasks are done in 5 s as the oracle does, for 10 s on end.
     pub t50: Option<f64>,
     /// The same at 95 percent.
     pub t95: Option<f64>,
@@ -128,8 +130,8 @@ pub(crate) fn within(sorted: &[Duration], from: Duration, to: Duration) -> usize
     sorted.partition_point(|t| *t < to).saturating_sub(sorted.partition_point(|t| *t < from))
 }
 
-/// From `start`, the time until `ours` keep up this share of `best` in every window that begins later
-/// and ends before `end`.
+/// From `start`, the time until `ours` keep up this share of `best`: in every window that begins within
+/// the next 10 s and ends before `end`.
 fn reached(
     ours: &[Duration],
     best: &[Duration],
@@ -137,10 +139,13 @@ fn reached(
     start: Duration,
     end: Duration,
 ) -> Option<Duration> {
-    let (mut at, mut since) = (start, Some(start));
+    let (mut at, mut since) = (start, None);
     while at + WINDOW <= end {
         let (done, most) = (within(ours, at, at + WINDOW), within(best, at, at + WINDOW));
         since = if (done as f64) < share * most as f64 { None } else { since.or(Some(at)) };
+        if since.is_some_and(|since| at >= since + HOLD) {
+            break;
+        }
         at += LOOK;
     }
     since.map(|since| since.saturating_sub(start))
@@ -177,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn goodput_counts_from_when_on_it_stays() {
+    fn goodput_counts_from_when_on_it_lasts() {
         let best = every(10, 0, 60_000);
         let (start, end) = (Duration::from_secs(10), Duration::from_secs(60));
         let took = |ours: &[Duration]| reached(ours, &best, 0.95, start, end);
@@ -186,10 +191,15 @@ mod tests {
         // Back at 20 s: the window that begins a quarter of a second earlier is full to 95 percent.
         let mut late = every(10, 20_000, 60_000);
         assert_eq!(took(&late), Some(Duration::from_millis(9750)));
-        // A dip at 40 s undoes it.
-        late.retain(|t| !(40_000..41_000).contains(&t.as_millis()));
+        // A dip soon afterwards undoes it, a later one does not.
+        let dip = |late: &mut Vec<Duration>, at: u128| {
+            late.retain(|t| !(at..at + 1000).contains(&t.as_millis()));
+        };
+        dip(&mut late, 50_000);
+        assert_eq!(took(&late), Some(Duration::from_millis(9750)));
+        dip(&mut late, 25_000);
         let again = took(&late).unwrap();
-        assert!((Duration::from_secs(30)..=Duration::from_secs(31)).contains(&again), "{again:?}");
+        assert!((Duration::from_millis(15_500)..=Duration::from_secs(16)).contains(&again), "{again:?}");
     }
 
     #[test]
