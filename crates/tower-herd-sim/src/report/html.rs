@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::Row;
 use super::svg::{Mark, Plot, Scale, Series, escape, nice};
+use super::table::{EXTRAS, OUTAGE};
+use super::{story, time};
 use crate::provider::{Outcome, series};
 use crate::scenario::Run;
 
@@ -32,7 +34,11 @@ pub fn html(runs: &[Run], rows: &[Row]) -> String {
         page.push_str("</main></body></html>\n");
         return page;
     }
-    progress(&mut page, runs);
+    if runs[0].settings.rate.is_some() {
+        time::goodput(&mut page, runs);
+    } else {
+        progress(&mut page, runs);
+    }
     let before = runs.iter().position(|r| r.policy == "naive").unwrap_or(0);
     let after = runs
         .iter()
@@ -43,7 +49,13 @@ pub fn html(runs: &[Run], rows: &[Row]) -> String {
     if after != before {
         shown.push(after);
     }
+    if runs[0].settings.outage_at().is_some() {
+        time::comeback(&mut page, runs, &shown);
+    }
     panels(&mut page, runs, &shown);
+    if runs[0].rungs.len() > 1 {
+        time::shares(&mut page, runs, &shown);
+    }
     seen(&mut page, runs, before, after);
     let rest: Vec<usize> = (0..runs.len()).filter(|i| !shown.contains(i)).collect();
     if !rest.is_empty() {
@@ -81,33 +93,7 @@ fn intro(page: &mut String, run: &Run) {
         );
         return;
     }
-    let ceilings: Vec<String> = s.ceilings.iter().map(u32::to_string).collect();
-    let hint = s.hint.map_or("no hint".to_string(), |h| format!("Retry-After {} s", seconds(h)));
-    put!(
-        page,
-        "<p>{} agents, {} tasks, ceilings of {} (cheapest rung first); a call lasts {} s on average; a refusal \
-         carries {hint}. ",
-        s.agents,
-        s.tasks,
-        ceilings.join(", "),
-        seconds(s.latency),
-    );
-    if let Some(cut) = s.cut_at {
-        put!(
-            page,
-            "At {} s rung {} cuts its quota to {} without notice",
-            seconds(s.scaled(cut)),
-            s.cut_rung,
-            s.cut_to
-        );
-        match s.returns {
-            Some(back) => {
-                put!(page, ", and at {} s it is back. ", seconds(s.scaled(back)));
-            }
-            None => page.push_str(". "),
-        }
-    }
-    put!(page, "Seed {}. Everything is counted at the providers.</p>", run.seed);
+    put!(page, "<p>{} Seed {}. {}</p>", story::told(s), run.seed, story::COUNTED);
 }
 
 fn figures(page: &mut String, rows: &[Row]) {
@@ -142,6 +128,45 @@ fn figures(page: &mut String, rows: &[Row]) {
         );
     }
     page.push_str("</tbody></table></div>");
+    for (caption, columns) in [("Beside them", &EXTRAS[..]), ("The outage and its end", &OUTAGE[..])] {
+        let shown: Vec<_> =
+            columns.iter().filter(|(_, _, figure)| rows.iter().any(|r| figure(r).is_some())).collect();
+        if shown.is_empty() {
+            continue;
+        }
+        put!(
+            page,
+            "<div class=\"scroll\"><table><caption>{caption}</caption><thead><tr>\
+             <th scope=\"col\">policy</th>"
+        );
+        for (name, ..) in &shown {
+            put!(page, "<th scope=\"col\">{}</th>", escape(name));
+        }
+        page.push_str("</tr></thead><tbody>");
+        for r in rows {
+            put!(page, "<tr><th scope=\"row\">{}</th>", escape(&r.policy));
+            for (_, places, figure) in &shown {
+                let cell = figure(r).map_or("–".to_string(), |v| format!("{v:.places$}"));
+                put!(page, "<td>{cell}</td>");
+            }
+            page.push_str("</tr>");
+        }
+        page.push_str("</tbody></table></div>");
+    }
+    if rows.iter().any(|r| r.recovery.is_some()) {
+        legend(page, super::OUTAGE_LEGEND);
+    }
+    legend(page, super::LEGEND);
+}
+
+/// A legend of the terminal, folded away.
+fn legend(page: &mut String, text: &str) {
+    page.push_str("<details><summary>What the columns mean</summary><table class=\"words\"><tbody>");
+    for line in text.lines() {
+        let (word, meaning) = line.split_once("  ").unwrap_or((line, ""));
+        put!(page, "<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(word), escape(meaning.trim()));
+    }
+    page.push_str("</tbody></table></details>");
 }
 
 /// Tasks done over time, one line a policy.
@@ -200,6 +225,7 @@ fn panels(page: &mut String, runs: &[Run], shown: &[usize]) {
     page.push_str(
         "<h2>What each rung saw</h2>\
          <p class=\"legend\"><span class=\"key calls\">arrivals a second</span>\
+         <span class=\"key broken\">of them failed</span>\
          <span class=\"key refused\">of them refused with 429</span>\
          <span class=\"key flight\">in flight</span><span class=\"key quota\">ceiling</span></p>\
          <p>Arrivals are on a logarithmic scale, the same for both columns: a herd shows as a red wall, \
@@ -227,6 +253,8 @@ fn seen(page: &mut String, runs: &[Run], before: usize, after: usize) {
         );
         if run.settings.ceilings.is_empty() {
             page.push_str(".</p>");
+        } else if s.failed + s.unreachable > 0 {
+            put!(page, "; {} calls failed.</p>", s.failed + s.unreachable);
         } else {
             put!(
                 page,
@@ -297,6 +325,12 @@ pub(super) fn arrivals(run: &Run, index: usize, rung: usize, max_x: f64, step: f
                 class: "calls".into(),
                 mark: Mark::Steps,
                 points: all,
+            },
+            Series {
+                name: "failures a second".into(),
+                class: "broken".into(),
+                mark: Mark::Steps,
+                points: points(|o| matches!(o, Outcome::Failed | Outcome::Unreachable)),
             },
             Series {
                 name: "429s a second".into(),
@@ -382,9 +416,55 @@ mod tests {
         }
         // Every plot has a title and a description of its own.
         let plots = page.matches("<svg").count();
-        assert_eq!(plots, 1 + 3 * 2 * 3);
+        assert_eq!(plots, 1 + 3 * 2 * 3 + 2);
         assert_eq!(page.matches("<desc").count(), plots);
         assert!(!page.contains("NaN") && !page.contains("inf"));
+    }
+
+    /// Every scenario has a page, and every page stands alone.
+    #[test]
+    fn all_scenarios_draw() {
+        for (scenario, pairs, titles) in [
+            (
+                Scenario::Brownout,
+                &["duration=20", "ceilings=100,40"][..],
+                &["Goodput", "Share of the calls"][..],
+            ),
+            (Scenario::Recovery, &["duration=40", "outage=10..20"], &["Goodput", "The way back"]),
+            (Scenario::Amplification, &["duration=5", "deadline=5"], &["Goodput", "What each rung saw"]),
+            (Scenario::Cron, &["agents=100", "processes=10", "duration=120"], &["Tasks done over time"]),
+            (Scenario::EqualHint, &["agents=50"], &["Tasks done over time"]),
+        ] {
+            let mut settings = Settings::new(scenario);
+            for pair in pairs {
+                settings.set_pair(pair).unwrap();
+            }
+            let runs = [
+                run(&settings, &Chain::naive(), 1).unwrap(),
+                run(&settings, &Chain::jitter(), 1).unwrap(),
+                run(&settings, &Oracle, 1).unwrap(),
+            ];
+            let rows: Vec<Row> = runs.iter().map(|r| r.row_beside(&runs[2])).collect();
+            let page = html(&runs, &rows);
+            for title in titles {
+                assert!(page.contains(title), "{}: {title}", scenario.name());
+            }
+            for tag in ["svg", "figure", "table", "div", "details", "title", "path", "p", "main", "html"] {
+                let open =
+                    page.matches(&format!("<{tag} ")).count() + page.matches(&format!("<{tag}>")).count();
+                assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "{} {tag}", scenario.name());
+            }
+            assert_eq!(page.matches("<desc").count(), page.matches("<svg").count());
+            for word in ["http://", "https://", "src=", "<script", "url(", "NaN", "inf,", ">inf<"] {
+                assert!(!page.contains(word), "{}: {word}", scenario.name());
+            }
+            let mut ids: Vec<&str> =
+                page.split("<title id=\"").skip(1).filter_map(|t| t.split('"').next()).collect();
+            let all = ids.len();
+            ids.sort_unstable();
+            ids.dedup();
+            assert_eq!(ids.len(), all, "{}: ids are unique", scenario.name());
+        }
     }
 
     #[test]

@@ -14,8 +14,10 @@ macro_rules! put {
 mod html;
 mod picture;
 mod row;
+mod story;
 mod svg;
 mod table;
+mod time;
 
 pub use html::html;
 pub use picture::picture;

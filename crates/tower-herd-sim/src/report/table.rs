@@ -53,7 +53,7 @@ trips        openings of a breaker, as the policy says; alerts: people told";
 /// What [`extras`] prints of an outage.
 pub const OUTAGE_LEGEND: &str = "\
 down         calls at the rung while it was down; share: over the tasks that started meanwhile
-probes       of those calls the ones after the first 10 s; at once: most in flight; /100ms: most arrivals
+probes       of those calls the ones after 10 s; at once: most in flight; /100ms: most arrivals
 good         seconds from the return to the end of the first call that was served
 t50, t95     from there until that much of what the oracle does in 5 s is done, for 10 s on end
 again        openings of a breaker after the return
