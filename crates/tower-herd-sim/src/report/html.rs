@@ -153,16 +153,14 @@ fn figures(page: &mut String, rows: &[Row]) {
         }
         page.push_str("</tbody></table></div>");
     }
-    if rows.iter().any(|r| r.recovery.is_some()) {
-        legend(page, super::OUTAGE_LEGEND);
-    }
-    legend(page, super::LEGEND);
+    let outage = rows.iter().any(|r| r.recovery.is_some());
+    legend(page, &[super::LEGEND, if outage { super::OUTAGE_LEGEND } else { "" }]);
 }
 
-/// A legend of the terminal, folded away.
-fn legend(page: &mut String, text: &str) {
+/// The legends of the terminal, folded away.
+fn legend(page: &mut String, texts: &[&str]) {
     page.push_str("<details><summary>What the columns mean</summary><table class=\"words\"><tbody>");
-    for line in text.lines() {
+    for line in texts.iter().flat_map(|text| text.lines()) {
         let (word, meaning) = line.split_once("  ").unwrap_or((line, ""));
         put!(page, "<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(word), escape(meaning.trim()));
     }
