@@ -1,18 +1,24 @@
-//! The stack of this project.
+//! The stack of this project, whole and in parts.
 
-use super::{Client, Policy, SimRequest, TaskInfo, World, erase, hop::Upstream};
-use crate::BoxError;
-use crate::scenario::{Log, What};
 use std::time::Duration;
-use tower::{Service, ServiceBuilder, ServiceExt};
+
+use http_body_util::Full;
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_herd::observe::{Event, Observe};
+use tower_herd::refusal::error_reply;
 use tower_herd::{
-    AttemptTimeoutLayer, ClassifyLayer, Fleet, FleetLimitLayer, HasTask, HashedFailover, JitteredRetryLayer,
-    Provider, ProviderSettings, RatioBudget, RetryAfterLayer, Safety, Task, TaskLayer, failover::Rung,
+    AttemptTimeoutLayer, AttemptsLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer, HasTask,
+    HashedFailover, IncomingAttemptsLayer, JitteredRetryLayer, Provider, ProviderSettings,
+    RampedReadmissionLayer, RatioBudget, RetryAfterLayer, Safety, SettingsError, Task, TaskLayer,
+    failover::Rung,
 };
 
-/// Retry, a ladder, and per rung pause, fleet limit, sensor and attempt timeout. Nothing about the
-/// providers is configured unless the settings say so.
+use super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase, hop::Upstream};
+use crate::BoxError;
+use crate::scenario::{Log, Scenario, Settings, What};
+
+/// Retry, a ladder, and per rung ramp, breaker, throttle, pause, fleet limit, attempts, sensor and attempt
+/// timeout, all as they come. Nothing about the providers is configured unless the settings say so.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TowerHerd;
 
@@ -26,22 +32,56 @@ impl Policy for TowerHerd {
     }
 }
 
+/// Adaptive throttling alone, over the sensor: no retries, no breaker, no limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ThrottleOnly;
+
+impl Policy for ThrottleOnly {
+    fn name(&self) -> &'static str {
+        "throttle-only"
+    }
+
+    fn plays(&self, settings: &Settings) -> bool {
+        settings.scenario == Scenario::Recovery && settings.ceilings.len() == 1
+    }
+
+    fn describe(&self, _: &Settings) -> Option<String> {
+        Some("tower-herd's BudgetLayer over its sensor, at the first rung; nothing is sent again".into())
+    }
+
+    fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
+        let client = |process| {
+            let (fleet, _) = fleet(world, process);
+            let provider = fleet.provider(&rung_name(0));
+            let throttle = ServiceBuilder::new()
+                .layer(BudgetLayer::new(&provider))
+                .layer(ClassifyLayer::new(&provider))
+                .layer(AttemptTimeoutLayer::new(timeout(&world.settings)))
+                .service(world.rungs(process).remove(0));
+            Ok(Client::new(move |request: SimRequest, task: TaskInfo| {
+                let call = throttle.clone().oneshot(tasked(request, task, 1));
+                async move { call.await.map(erase) }
+            }))
+        };
+        world.processes().map(client).collect()
+    }
+}
+
 /// The stack of one process: processes share nothing but the providers themselves.
 fn client(world: &World, process: u32) -> Result<Client, BoxError> {
-    let seed = world.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(process);
-    let fleet = Fleet::local().observer(Diary { log: world.log.clone(), process }).seed(seed);
+    let (fleet, seed) = fleet(world, process);
     let settings = &world.settings;
-    // As one would choose it who knows how long calls take: 30 s, or more for slow models.
-    let timeout = Duration::from_secs(30).max(settings.latency * 4);
     let attempts = settings.attempts;
     let mut rungs = Vec::new();
     for (i, service) in world.rungs(process).into_iter().enumerate() {
         let mut known = ProviderSettings::new().aborts(settings.aborts);
-        if settings.configured && settings.stacks == 1 {
+        if settings.configured && !world.is_above() {
             known = known.ceiling(settings.ceilings[i]);
         }
-        let provider = fleet.configure(&format!("{RUNG}{}", i + 1), known)?;
-        rungs.push(Rung::new(&provider, stack(&provider, service, timeout)).tier(i as u32));
+        let provider = fleet.configure(&rung_name(i), known)?;
+        // Of a service of one's own one knows that it hears of deadlines.
+        let stack = stack(&provider, service, timeout(settings), world.is_above())?;
+        rungs.push(Rung::new(&provider, stack).tier(i as u32));
     }
     let budget = RatioBudget::default();
     let ladder = HashedFailover::new(rungs)?.budget(&budget);
@@ -49,17 +89,99 @@ fn client(world: &World, process: u32) -> Result<Client, BoxError> {
         .layer(TaskLayer::new().seed(seed))
         .layer(JitteredRetryLayer::new().attempts(attempts).budget(budget).seed(seed))
         .service(ladder);
-    Ok(Client::new(move |mut request: SimRequest, task: TaskInfo| {
-        let service = service.clone();
-        // One agent lives in one process, and queues are fair between agents.
-        let started = Task::new(task.id).caller(u64::from(task.agent)).deadline(task.deadline);
-        request.set_task(started.allowance(attempts));
-        request.extensions_mut().insert(Safety::Costly);
-        async move { service.oneshot(request).await.map(erase) }
+    if settings.stacks > 1 {
+        return Ok(served(service, attempts, settings.deadline, seed));
+    }
+    Ok(Client::new(move |request: SimRequest, task: TaskInfo| {
+        let call = service.clone().oneshot(tasked(request, task, attempts));
+        async move { call.await.map(erase) }
     }))
 }
 
+/// The layers of one rung, outermost first.
+fn stack(
+    provider: &Provider,
+    service: Upstream,
+    timeout: Duration,
+    own: bool,
+) -> Result<
+    impl Service<
+        SimRequest,
+        Response = http::Response<
+            impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
+        >,
+        Error = BoxError,
+        Future: Send,
+    > + Clone
+    + Send
+    + Sync
+    + 'static,
+    SettingsError,
+> {
+    Ok(ServiceBuilder::new()
+        .layer(RampedReadmissionLayer::new(provider))
+        .layer(BudgetLayer::new(provider))
+        .layer(RetryAfterLayer::new(provider))
+        .layer(FleetLimitLayer::new(provider))
+        .layer(AttemptsLayer::new(provider).tell_first(own))
+        .layer(ClassifyLayer::new(provider))
+        .layer(AttemptTimeoutLayer::new(timeout))
+        .service(service))
+}
+
+/// A service that answers others by this stack: it takes in what a request says of its attempts, and marks
+/// what was given up.
+fn served<S, B>(stack: S, attempts: u32, deadline: Duration, seed: u64) -> Client
+where
+    S: Service<SimRequest, Response = http::Response<B>, Error = BoxError, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    B: http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    let incoming = IncomingAttemptsLayer::new().allowance(attempts).deadline(deadline).seed(seed);
+    let handler = service_fn(move |request: SimRequest| {
+        let call = stack.clone().oneshot(request);
+        async move {
+            let reply: SimResponse = match call.await {
+                Ok(reply) => erase(reply),
+                Err(e) => erase(error_reply::<Full<bytes::Bytes>>(&*e)),
+            };
+            Ok::<_, BoxError>(reply)
+        }
+    });
+    let server = ServiceBuilder::new().layer(incoming).service(handler);
+    Client::new(move |request: SimRequest, task: TaskInfo| {
+        let call = server.clone().oneshot(tasked(request, task, attempts));
+        async move { call.await.map(erase) }
+    })
+}
+
+/// A fleet of one process, and its seed.
+fn fleet(world: &World, process: u32) -> (Fleet, u64) {
+    let seed = world.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(process);
+    (Fleet::local().observer(Diary { log: world.log.clone(), process }).seed(seed), seed)
+}
+
+/// As one would choose it who knows how long calls take: 30 s, or more for slow models.
+fn timeout(settings: &Settings) -> Duration {
+    Duration::from_secs(30).max(settings.latency * 4)
+}
+
+fn tasked(mut request: SimRequest, task: TaskInfo, attempts: u32) -> SimRequest {
+    // One agent lives in one process, and queues are fair between agents.
+    let started = Task::new(task.id).caller(u64::from(task.agent)).deadline(task.deadline);
+    request.set_task(started.allowance(attempts));
+    request.extensions_mut().insert(Safety::Costly);
+    request
+}
+
 const RUNG: &str = "rung-";
+
+fn rung_name(rung: usize) -> String {
+    format!("{RUNG}{}", rung + 1)
+}
 
 /// Writes down what only the stack itself knows.
 struct Diary {
@@ -78,28 +200,4 @@ impl Observe for Diary {
         let rung = provider.strip_prefix(RUNG).and_then(|n| n.parse::<usize>().ok()).unwrap_or(1);
         self.log.note(self.process, rung.saturating_sub(1), what);
     }
-}
-
-/// The layers of one rung, outermost first.
-fn stack(
-    provider: &Provider,
-    service: Upstream,
-    timeout: Duration,
-) -> impl Service<
-    SimRequest,
-    Response = http::Response<
-        impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
-    >,
-    Error = BoxError,
-    Future: Send,
-> + Clone
-+ Send
-+ Sync
-+ 'static {
-    ServiceBuilder::new()
-        .layer(RetryAfterLayer::new(provider))
-        .layer(FleetLimitLayer::new(provider))
-        .layer(ClassifyLayer::new(provider))
-        .layer(AttemptTimeoutLayer::new(timeout))
-        .service(service)
 }

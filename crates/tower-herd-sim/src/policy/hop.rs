@@ -8,7 +8,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tokio::time::Instant;
 use tower::ServiceExt;
-use tower_herd::Refusal;
+use tower_herd::refusal::error_reply;
 use tower_service::Service;
 
 use super::{Client, SimFuture, SimRequest, SimResponse, TaskInfo, erase};
@@ -60,7 +60,7 @@ impl Service<SimRequest> for Upstream {
 }
 
 /// A server that answers with what its own client got. Only what HTTP carries crosses: extensions do
-/// not, and an error becomes a reply (a refusal says when to come back, anything else is a 502). The
+/// not, and an error becomes a reply (a refusal says when to come back; else 502, or 504 after a timeout). The
 /// server gives its client as long as a task gets; when the caller hangs up, it stops.
 async fn served(client: &Client, request: SimRequest, deadline: Duration) -> SimResponse {
     let (mut parts, body) = request.into_parts();
@@ -80,10 +80,7 @@ async fn served(client: &Client, request: SimRequest, deadline: Duration) -> Sim
             reply.extensions_mut().clear();
             reply
         }
-        Err(e) => match Refusal::find(&*e) {
-            Some(refusal) => erase(refusal.to_response::<Full<Bytes>>()),
-            None => plain(StatusCode::BAD_GATEWAY, "bad gateway"),
-        },
+        Err(e) => erase(error_reply::<Full<Bytes>>(&*e)),
     }
 }
 
@@ -97,7 +94,7 @@ fn plain(status: StatusCode, text: &'static str) -> SimResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tower_herd::RefusalKind;
+    use tower_herd::{Refusal, RefusalKind};
 
     #[derive(Clone)]
     struct Secret;

@@ -59,7 +59,7 @@ use tower_service::Service;
 
 pub use chain::{Chain, Wait};
 pub use consecutive::Consecutive;
-pub use herd::TowerHerd;
+pub use herd::{ThrottleOnly, TowerHerd};
 pub use hop::Upstream;
 pub use oracle::Oracle;
 #[cfg(feature = "peers")]
@@ -207,6 +207,7 @@ impl Registry {
             all.add(TowerResilience);
         }
         all.add(Consecutive);
+        all.add(ThrottleOnly);
         all.add(TowerHerd);
         all.add(Oracle);
         all

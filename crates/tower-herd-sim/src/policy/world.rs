@@ -46,6 +46,11 @@ impl World {
         0..self.settings.processes
     }
 
+    /// Whether what is called is another stack.
+    pub fn is_above(&self) -> bool {
+        !self.below.is_empty()
+    }
+
     /// What one process may call: a client of each rung; or, where stacks are stacked, the one below.
     pub fn rungs(&self, process: u32) -> Vec<Upstream> {
         match self.below.get(process as usize) {
