@@ -1,4 +1,5 @@
-//! The bars of the stampede and of equal hints, exactly as they are promised.
+//! The bars of the stampede, of equal hints and of jobs on the minute, exactly as they are promised. (Those
+//! of brown-outs, outages and stacked stacks: `bars_stack.rs`.)
 //!
 //! Three seeds each, as part of every test run; twenty with `TOWER_HERD_LONG=1`. Ratios are means over
 //! the seeds, against the oracle on the same seed; nothing lost, nothing early, nothing executed twice
@@ -6,15 +7,18 @@
 
 use std::time::Duration;
 
-use tower_herd_sim::policy::{Policy, TowerHerd};
+use tower_herd_sim::policy::{Oracle, Policy, TowerHerd};
 use tower_herd_sim::provider::{Outcome, peak, peak_after};
 use tower_herd_sim::scenario::{Run, RungRun, Scenario, Settings, oracle_seconds, run};
 
 const WINDOW: Duration = Duration::from_millis(100);
 
+fn long() -> bool {
+    std::env::var_os("TOWER_HERD_LONG").is_some_and(|value| value != "0")
+}
+
 fn seeds() -> std::ops::RangeInclusive<u64> {
-    let long = std::env::var_os("TOWER_HERD_LONG").is_some_and(|value| value != "0");
-    1..=if long { 20 } else { 3 }
+    1..=if long() { 20 } else { 3 }
 }
 
 fn settings(scenario: Scenario, pairs: &[&str]) -> Settings {
@@ -158,4 +162,67 @@ fn equal_hints_with_one_handle() {
 #[test]
 fn equal_hints_in_a_thousand_processes() {
     equal_hint("handles=separate", 22);
+}
+
+/// Beside one agent that starts 1000 tasks at once, and before all others, the first task of everybody else
+/// comes at most one call later than without them.
+#[test]
+fn a_greedy_agent_delays_nobody() {
+    let first = |greedy: &str, seed| {
+        let made = run(&settings(Scenario::Stampede, &[greedy]), &TowerHerd, seed).unwrap();
+        assert_eq!(made.done(), 3000, "{greedy} seed {seed}");
+        made.first_wait().unwrap()
+    };
+    for seed in seeds() {
+        let (alone, beside) = (first("greedy=1", seed), first("greedy=1000", seed));
+        println!("greedy seed {seed}: {beside:?}, alone {alone:?}");
+        assert!(beside <= alone + Duration::from_millis(1500), "seed {seed}: {beside:?}, alone {alone:?}");
+    }
+}
+
+/// Jobs of a hundred processes that know nothing of each other, without tokens that tell each its turn:
+/// none is lost, they are through within three times the oracle's time, and no instant brings what naive
+/// clients send (2960 in 100 ms).
+#[test]
+fn jobs_on_the_minute() {
+    let settings = settings(Scenario::Cron, if long() { &[] } else { &["duration=120"] });
+    for seed in seeds() {
+        let made = run(&settings, &TowerHerd, seed).unwrap();
+        let oracle = run(&settings, &Oracle, seed).unwrap();
+        let stats = made.stats();
+        assert_eq!((made.done(), stats.early_calls, stats.duplicates), (oracle.done(), 0, 0), "seed {seed}");
+        let (drain, best) = (made.drain().unwrap(), oracle.drain().unwrap());
+        println!(
+            "cron seed {seed}: drained in {drain:?}, oracle {best:?}, {} refused, {} in 100 ms",
+            stats.throttled, stats.peak_100ms
+        );
+        assert!(drain <= best * 3, "seed {seed}: {drain:?}, the oracle takes {best:?}");
+        assert!(stats.peak_100ms <= 150, "seed {seed}: {}", stats.peak_100ms);
+    }
+}
+
+/// The longest wait of any task is at most three times the oracle's longest.
+#[test]
+fn nobody_starves() {
+    for (scenario, pairs) in [
+        (Scenario::Stampede, &[][..]),
+        (Scenario::Stampede, &["configured=true"]),
+        (Scenario::Stampede, &["limit=rate"]),
+        (Scenario::EqualHint, &[]),
+        (Scenario::Cron, &["duration=60"]),
+        (Scenario::Brownout, &["duration=30", "failure=0.05"]),
+        (Scenario::Brownout, &["duration=30", "failure=0.2"]),
+        (Scenario::Brownout, &["duration=30", "failure=0.5", "ceilings=100,40"]),
+    ] {
+        let settings = settings(scenario, pairs);
+        for seed in if long() { seeds() } else { 1..=1 } {
+            let most = run(&settings, &Oracle, seed).unwrap().longest_wait().unwrap() * 3;
+            let seen = run(&settings, &TowerHerd, seed).unwrap().longest_wait().unwrap();
+            assert!(
+                seen <= most,
+                "{} {pairs:?} seed {seed}: {seen:?}, {most:?} are allowed",
+                scenario.name()
+            );
+        }
+    }
 }
