@@ -7,9 +7,9 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_herd::observe::{Event, Observe};
 use tower_herd::refusal::error_reply;
 use tower_herd::{
-    AttemptTimeoutLayer, AttemptsLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer, HasTask,
-    HashedFailover, IncomingAttemptsLayer, JitteredRetryLayer, Provider, ProviderSettings,
-    RampedReadmissionLayer, RatioBudget, RetryAfterLayer, Safety, SettingsError, Task, TaskLayer,
+    AttemptTimeoutLayer, AttemptsLayer, BreakerLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer,
+    HasTask, HashedFailover, IncomingAttemptsLayer, JitteredRetryLayer, Provider, ProviderSettings,
+    RampedReadmissionLayer, RatioBudget, RetryAfterLayer, Safety, Task, TaskLayer, breaker::BreakerSettings,
     failover::Rung,
 };
 
@@ -28,7 +28,29 @@ impl Policy for TowerHerd {
     }
 
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
-        world.processes().map(|process| client(world, process)).collect()
+        world.processes().map(|process| client(world, process, BreakerSettings::new())).collect()
+    }
+}
+
+/// The same with the breaker's strict settings: five failures in a row.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StrictBreaker;
+
+impl Policy for StrictBreaker {
+    fn name(&self) -> &'static str {
+        "tower-herd-strict"
+    }
+
+    fn plays(&self, settings: &Settings) -> bool {
+        matches!(settings.scenario, Scenario::Brownout | Scenario::Recovery)
+    }
+
+    fn describe(&self, _: &Settings) -> Option<String> {
+        Some("tower-herd with BreakerLayer's strict settings: it opens after 5 failures in a row".into())
+    }
+
+    fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
+        world.processes().map(|process| client(world, process, BreakerSettings::strict())).collect()
     }
 }
 
@@ -68,7 +90,7 @@ impl Policy for ThrottleOnly {
 }
 
 /// The stack of one process: processes share nothing but the providers themselves.
-fn client(world: &World, process: u32) -> Result<Client, BoxError> {
+fn client(world: &World, process: u32, breaker: BreakerSettings) -> Result<Client, BoxError> {
     let (fleet, seed) = fleet(world, process);
     let settings = &world.settings;
     let attempts = settings.attempts;
@@ -79,8 +101,12 @@ fn client(world: &World, process: u32) -> Result<Client, BoxError> {
             known = known.ceiling(settings.ceilings[i]);
         }
         let provider = fleet.configure(&rung_name(i), known)?;
+        let log = world.log.clone();
+        let breaker = BreakerLayer::new(&provider)
+            .settings(breaker)?
+            .on_alert(move |_| log.note(process, i, What::Alert));
         // Of a service of one's own one knows that it hears of deadlines.
-        let stack = stack(&provider, service, timeout(settings), world.is_above())?;
+        let stack = stack(&provider, breaker, service, timeout(settings), world.is_above());
         rungs.push(Rung::new(&provider, stack).tier(i as u32));
     }
     let budget = RatioBudget::default();
@@ -101,32 +127,31 @@ fn client(world: &World, process: u32) -> Result<Client, BoxError> {
 /// The layers of one rung, outermost first.
 fn stack(
     provider: &Provider,
+    breaker: BreakerLayer,
     service: Upstream,
     timeout: Duration,
     own: bool,
-) -> Result<
-    impl Service<
-        SimRequest,
-        Response = http::Response<
-            impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
-        >,
-        Error = BoxError,
-        Future: Send,
-    > + Clone
-    + Send
-    + Sync
-    + 'static,
-    SettingsError,
-> {
-    Ok(ServiceBuilder::new()
+) -> impl Service<
+    SimRequest,
+    Response = http::Response<
+        impl http_body::Body<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
+    >,
+    Error = BoxError,
+    Future: Send,
+> + Clone
++ Send
++ Sync
++ 'static {
+    ServiceBuilder::new()
         .layer(RampedReadmissionLayer::new(provider))
+        .layer(breaker)
         .layer(BudgetLayer::new(provider))
         .layer(RetryAfterLayer::new(provider))
         .layer(FleetLimitLayer::new(provider))
         .layer(AttemptsLayer::new(provider).tell_first(own))
         .layer(ClassifyLayer::new(provider))
         .layer(AttemptTimeoutLayer::new(timeout))
-        .service(service))
+        .service(service)
 }
 
 /// A service that answers others by this stack: it takes in what a request says of its attempts, and marks

@@ -59,7 +59,7 @@ use tower_service::Service;
 
 pub use chain::{Chain, Wait};
 pub use consecutive::Consecutive;
-pub use herd::{ThrottleOnly, TowerHerd};
+pub use herd::{StrictBreaker, ThrottleOnly, TowerHerd};
 pub use hop::Upstream;
 pub use oracle::Oracle;
 #[cfg(feature = "peers")]
@@ -208,6 +208,7 @@ impl Registry {
         }
         all.add(Consecutive);
         all.add(ThrottleOnly);
+        all.add(StrictBreaker);
         all.add(TowerHerd);
         all.add(Oracle);
         all
