@@ -192,6 +192,8 @@ pub use clock::{Clock, Time};
 pub use failover::{HashedFailover, HashedFailoverLayer};
 #[cfg(feature = "fleet-limit")]
 pub use fleet_limit::FleetLimitLayer;
+#[cfg(feature = "herd")]
+pub use herd::Herd;
 pub use provider::{Fleet, PauseReason, Provider, ProviderSettings, SettingsError};
 #[cfg(feature = "ramped-readmission")]
 pub use readmission::{RampedReadmission, RampedReadmissionLayer};

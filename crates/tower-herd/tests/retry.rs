@@ -399,7 +399,7 @@ async fn a_config_is_validated_and_used() {
     let mut config = RetryConfig::default();
     config.attempts = 2;
     let layer = JitteredRetryLayer::from_config(config.clone()).unwrap();
-    assert_eq!(layer.config(), &config);
+    assert_eq!(layer.config(), config);
     let (_, seen) = run(layer.budget(Unlimited).classify(Understand), get(), [Status(500)]).await;
     assert_eq!(seen.count(), 2);
     config.attempts = 0;

@@ -18,13 +18,17 @@ pub struct BreakerSettings {
     pub ratio: f64,
     /// How long it is open if no probe succeeds; up to a quarter is added, so that processes which tripped
     /// together do not come back together. After it there are still only probes. Default 10 min.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub open: Duration,
     /// The first probe goes a uniform time between this and twice this after the trip; each one that fails
     /// doubles the range, up to `last_probe`. Default 5 s.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub first_probe: Duration,
     /// The longest time between two probes; at least twice `first_probe`. Default 30 s.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub last_probe: Duration,
     /// A probe that takes longer is given up, and another may go. Default 30 s.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub probe_timeout: Duration,
 }
 

@@ -171,7 +171,7 @@ impl Throttle {
 
     /// Whether calls have to ask.
     #[inline]
-    pub(super) fn sheds(&self) -> bool {
+    pub(crate) fn sheds(&self) -> bool {
         self.sheds.load(Ordering::Relaxed)
     }
 

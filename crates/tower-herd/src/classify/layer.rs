@@ -145,6 +145,13 @@ impl<C, M> ClassifyLayer<C, M> {
 }
 
 impl<C> ClassifyLayer<C, Bodies> {
+    #[cfg(feature = "herd")]
+    #[must_use]
+    pub(crate) fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
     /// Reads so many bytes of an error's body, for so long (default 64 KiB, 1 s). 0 bytes: none.
     #[must_use]
     pub fn read_error(mut self, bytes: usize, time: Duration) -> Self {

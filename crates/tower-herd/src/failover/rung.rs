@@ -20,14 +20,14 @@ pub type MapRequest<Req> = Arc<dyn Fn(Req) -> Req + Send + Sync>;
 /// # let (_, _): (_, Rung<_, http::Request<String>>) = (cheap, dear);
 /// ```
 pub struct Rung<T, Req> {
-    pub(super) provider: Provider,
+    pub(crate) provider: Provider,
     pub(super) tier: u32,
     pub(super) weight: f64,
     pub(super) paid: bool,
     /// Who shares it knows the idempotency keys that this rung has seen.
     pub(super) domain: Option<Arc<str>>,
     pub(super) map: Option<MapRequest<Req>>,
-    pub(super) with: T,
+    pub(crate) with: T,
     /// Its part of the retry budget.
     pub(super) pot: Option<Arc<dyn Budget>>,
     name_hash: u64,
@@ -110,7 +110,7 @@ impl<T, Req> Rung<T, Req> {
         }
     }
 
-    pub(super) fn map_with<U>(self, change: impl FnOnce(T) -> U) -> Rung<U, Req> {
+    pub(crate) fn map_with<U>(self, change: impl FnOnce(T) -> U) -> Rung<U, Req> {
         Rung {
             provider: self.provider,
             tier: self.tier,

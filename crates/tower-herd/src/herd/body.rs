@@ -1,4 +1,4 @@
-use super::wire::OnWire;
+use super::{handle::Flight, wire::OnWire};
 use crate::{
     BoxError, Kind, Signal,
     attempt_timeout::{AttemptTimeout, Phase, TimedBody},
@@ -6,7 +6,10 @@ use crate::{
     classify::{SensedBody, is_timeout},
     fleet_limit::Held,
     http::grpc,
+    spend::{Charge, Prices},
     task::far,
+    token_limit::TokenReserve,
+    usage::{MeteredBody, Total},
 };
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -18,8 +21,11 @@ use std::{
 };
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// What the layers of a rung wrap around a body, outermost first: the slot, the sensor, the idle timeout.
-pub(super) type Nest<B> = HeldBody<SensedBody<TimedBody<B>>, Held>;
+/// What the limit, the sensor and the attempt timeout wrap around a body.
+pub(super) type HeldOf<B> = HeldBody<SensedBody<TimedBody<B>>, Held>;
+
+/// What all layers of a rung do.
+pub(super) type Nest<B> = MeteredBody<MeteredBody<HeldOf<B>, Total, TokenReserve>, Prices, Charge>;
 
 pin_project! {
     /// The body of a reply that came through a [`Herd`](super::Herd).
@@ -34,6 +40,8 @@ pin_project! {
     {
         #[pin]
         inner: Inner<B>,
+        // Under way until it ends.
+        flight: Option<Flight>,
     }
 }
 
@@ -54,6 +62,7 @@ pin_project! {
             is_over: bool,
         },
         // As the layers have left it. Boxed: most replies are moved without one.
+        Held { held: Pin<Box<HeldOf<B>>> },
         Nest { nest: Pin<Box<Nest<B>>> },
     }
 }
@@ -70,12 +79,22 @@ where
     B::Error: Into<BoxError>,
 {
     pub(super) fn nest(nest: Nest<B>) -> Self {
-        HerdBody { inner: Inner::Nest { nest: Box::pin(nest) } }
+        HerdBody { inner: Inner::Nest { nest: Box::pin(nest) }, flight: None }
+    }
+
+    pub(super) fn held(held: HeldOf<B>) -> Self {
+        HerdBody { inner: Inner::Held { held: Box::pin(held) }, flight: None }
+    }
+
+    /// Keeps the call under way until the body has ended, or is dropped.
+    #[inline]
+    pub(super) fn keep(&mut self, flight: Option<Flight>) {
+        self.flight = flight;
     }
 
     #[inline(always)]
     pub(super) fn direct(body: B, wire: Option<OnWire>, idle: Duration) -> Self {
-        HerdBody { inner: Inner::Direct { body, wire, idle, wait: None, is_over: false } }
+        HerdBody { inner: Inner::Direct { body, wire, idle, wait: None, is_over: false }, flight: None }
     }
 }
 
@@ -128,6 +147,7 @@ where
                 }
                 Poll::Ready(frame)
             }
+            InnerProj::Held { held } => held.as_mut().poll_frame(cx),
             InnerProj::Nest { nest } => nest.as_mut().poll_frame(cx),
         }
     }
@@ -136,6 +156,7 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Direct { body, is_over, .. } => *is_over || body.is_end_stream(),
+            Inner::Held { held } => held.is_end_stream(),
             Inner::Nest { nest } => nest.is_end_stream(),
         }
     }
@@ -144,6 +165,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Direct { body, .. } => body.size_hint(),
+            Inner::Held { held } => held.size_hint(),
             Inner::Nest { nest } => nest.size_hint(),
         }
     }

@@ -6,20 +6,20 @@
 //! one meaning of each rule, and the fast path only has to know when it may be taken.
 
 use super::{
+    HerdClassify,
     body::{HerdBody, Nest},
+    layers::{Layers, Stack, Terms},
     wire::OnWire,
 };
 use crate::{
-    AttemptTimeoutLayer, BoxError, Classify, ClassifyLayer, FleetLimitLayer, HasTask, Kind, Provider,
-    RetryAfterLayer, Task,
+    BoxError, HasTask, Kind, Task,
     attempt_timeout::{
-        Timed, TimedBody,
+        TimedBody,
         future::{Deadline, ReplyFuture},
     },
-    classify::{self, Bodies, Classified, Options, SensedBody},
-    fleet_limit::{self, FleetLimit, UntilBodyEnd},
+    classify,
+    fleet_limit::{self, UntilBodyEnd},
     provider::{Place, handover},
-    retry_after::RetryAfter,
 };
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -28,60 +28,23 @@ use std::{
     future::{Future, Ready, ready},
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
-use tower_layer::Layer;
 use tower_service::Service;
-
-/// The layers of one rung, in order.
-#[derive(Clone)]
-pub(super) struct Layers<C> {
-    pub(super) provider: Provider,
-    pub(super) classify: C,
-    pub(super) pause: RetryAfterLayer<C>,
-    pub(super) limit: FleetLimitLayer<UntilBodyEnd, C>,
-    pub(super) sensor: ClassifyLayer<C, Bodies>,
-    pub(super) timeout: AttemptTimeoutLayer<Bodies>,
-    pub(super) terms: Terms,
-}
-
-/// What a call on the wire goes by.
-#[derive(Clone, Copy)]
-pub(super) struct Terms {
-    pub(super) options: Options,
-    pub(super) headers: Duration,
-    pub(super) idle: Duration,
-}
-
-/// What they make of a service.
-type Stack<S, C> = RetryAfter<FleetLimit<Classified<Timed<S, Bodies>, C, Bodies>, UntilBodyEnd, C>, C>;
-
-impl<C: Clone> Layers<C> {
-    fn stack<S>(&self, service: S) -> Stack<S, C> {
-        self.pause.layer(self.limit.layer(self.sensor.layer(self.timeout.layer(service))))
-    }
-
-    /// Whether no layer has anything to say to a call right now but for its slot.
-    #[inline]
-    pub(super) fn are_clear(&self) -> bool {
-        self.provider.is_open()
-    }
-}
 
 /// All layers of one rung around `S`.
 #[derive(Clone)]
-pub struct Guarded<S, C> {
+pub struct Guarded<S> {
     pub(super) inner: S,
-    pub(super) layers: Layers<C>,
+    pub(super) layers: Layers,
 }
 
-impl<S, C> Guarded<S, C> {
-    pub(super) fn new(inner: S, layers: Layers<C>) -> Self {
+impl<S> Guarded<S> {
+    pub(super) fn new(inner: S, layers: Layers) -> Self {
         Guarded { inner, layers }
     }
 }
 
-impl<S: fmt::Debug, C> fmt::Debug for Guarded<S, C> {
+impl<S: fmt::Debug> fmt::Debug for Guarded<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guarded")
             .field("inner", &self.inner)
@@ -90,18 +53,17 @@ impl<S: fmt::Debug, C> fmt::Debug for Guarded<S, C> {
     }
 }
 
-impl<S, Req, B, C> Service<Req> for Guarded<S, C>
+impl<S, A, B> Service<http::Request<A>> for Guarded<S>
 where
-    S: Service<Req, Response = http::Response<B>> + Clone,
+    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
     S::Error: Into<BoxError>,
-    Req: HasTask,
+    A: Body,
     B: Body,
     B::Error: Into<BoxError>,
-    C: Classify<http::Response<B>> + OfAll<B> + Clone,
 {
     type Response = http::Response<HerdBody<B>>;
     type Error = BoxError;
-    type Future = ResponseFuture<S::Future, B, C, <Stack<S, C> as Service<Req>>::Future>;
+    type Future = FutureOf<S, A, B>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
@@ -109,41 +71,50 @@ where
     }
 
     #[inline]
-    fn call(&mut self, request: Req) -> Self::Future {
+    fn call(&mut self, request: http::Request<A>) -> Self::Future {
         let layers = &self.layers;
         let provider = &layers.provider;
         let wire = match handover::offered(provider.core()) {
-            None if layers.are_clear() && provider.try_bare_slot() => OnWire::bare(provider, &request),
-            Some(false) if layers.are_clear() => match handover::take(provider.core()) {
+            None if layers.are_clear(&request) && provider.try_bare_slot() => {
+                OnWire::bare(provider, &request)
+            }
+            Some(false) if layers.are_clear(&request) => match handover::take(provider.core()) {
                 Some(slot) => OnWire::granted(provider, &request, slot),
                 None => return self.slow(request),
             },
             _ => return self.slow(request),
         };
-        let deadline = Deadline::new(layers.terms.headers, request.task().and_then(Task::deadline_at), None);
+        let terms = layers.terms();
+        let deadline = Deadline::new(terms.headers, request.task().and_then(Task::deadline_at), None);
         ResponseFuture {
             state: State::Direct {
                 call: ReplyFuture::new(self.inner.call(request), deadline),
                 wire: Some(wire),
                 classify: layers.classify.clone(),
-                terms: layers.terms,
+                terms,
             },
         }
     }
 }
 
-impl<S, C: Clone> Guarded<S, C> {
+/// The future of a rung around `S`, for requests with bodies `A` and replies with bodies `B`.
+type FutureOf<S, A, B> = ResponseFuture<
+    <S as Service<http::Request<A>>>::Future,
+    B,
+    <Stack<S> as Service<http::Request<A>>>::Future,
+>;
+
+impl<S> Guarded<S> {
     /// Through the layers themselves.
     #[cold]
     #[inline(never)]
-    fn slow<Req, B>(&mut self, request: Req) -> SlowOf<S, Req, B, C>
+    fn slow<A, B>(&mut self, request: http::Request<A>) -> FutureOf<S, A, B>
     where
-        S: Service<Req, Response = http::Response<B>> + Clone,
+        S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
         S::Error: Into<BoxError>,
-        Req: HasTask,
+        A: Body,
         B: Body,
         B::Error: Into<BoxError>,
-        C: OfAll<B>,
     {
         // The instance that was polled ready makes the call; a fresh one takes its place.
         let fresh = self.inner.clone();
@@ -153,47 +124,29 @@ impl<S, C: Clone> Guarded<S, C> {
     }
 }
 
-type SlowOf<S, Req, B, C> =
-    ResponseFuture<<S as Service<Req>>::Future, B, C, <Stack<S, C> as Service<Req>>::Future>;
-
-/// A classifier for the replies of all layers of a rung: each wraps the body once more.
-pub trait OfAll<B: Body>:
-    Classify<http::Response<TimedBody<B>>>
-    + Classify<http::Response<SensedBody<TimedBody<B>>>>
-    + Classify<http::Response<Nest<B>>>
-where
-    B::Error: Into<BoxError>,
-{
-}
-impl<C, B: Body> OfAll<B> for C
-where
-    B::Error: Into<BoxError>,
-    C: Classify<http::Response<TimedBody<B>>>
-        + Classify<http::Response<SensedBody<TimedBody<B>>>>
-        + Classify<http::Response<Nest<B>>>,
-{
-}
-
 pin_project! {
     /// The future of a [`Guarded`] service: `F` is that of the service inside, `L` that of all layers
     /// around it.
-    pub struct ResponseFuture<F, B, C, L>
+    pub struct ResponseFuture<F, B, L>
     where
         B: Body,
         B::Error: Into<BoxError>,
     {
         #[pin]
-        state: State<F, B, C, L>,
+        state: State<F, B, L>,
     }
 }
 
 /// The reply of a call that was made directly, on its way through the sensor.
-type Sensed<B, C> =
-    classify::future::ResponseFuture<Ready<Result<http::Response<TimedBody<B>>, BoxError>>, TimedBody<B>, C>;
+type Sensed<B> = classify::future::ResponseFuture<
+    Ready<Result<http::Response<TimedBody<B>>, BoxError>>,
+    TimedBody<B>,
+    HerdClassify,
+>;
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, B, C, L>
+    enum State<F, B, L>
     where
         B: Body,
         B::Error: Into<BoxError>,
@@ -203,29 +156,28 @@ pin_project! {
             #[pin]
             call: ReplyFuture<F>,
             wire: Option<OnWire>,
-            classify: C,
+            classify: HerdClassify,
             terms: Terms,
         },
         // Its reply is no plain success: the sensor looks into it. Boxed, like what follows: only those
         // pay for it.
-        Looking { future: Pin<Box<Sensed<B, C>>>, place: Option<Place>, classify: C },
+        Looking { future: Pin<Box<Sensed<B>>>, place: Option<Place>, classify: HerdClassify },
         // Something stands in the way.
         Layers { future: Pin<Box<L>> },
     }
 }
 
-impl<F, B, C, L> ResponseFuture<F, B, C, L>
+impl<F, B, L> ResponseFuture<F, B, L>
 where
     B: Body,
     B::Error: Into<BoxError>,
-    C: Clone,
 {
     /// Goes on from the outcome of a call that was made directly, and is no plain success.
     #[cold]
     pub(super) fn look(
         outcome: Result<http::Response<B>, BoxError>,
         wire: OnWire,
-        classify: &C,
+        classify: &HerdClassify,
         terms: &Terms,
     ) -> Self {
         let outcome = outcome.map(|reply| reply.map(|body| TimedBody::new(body, Some(terms.idle), None)));
@@ -241,13 +193,12 @@ where
     }
 }
 
-impl<F, B, C, L, E> Future for ResponseFuture<F, B, C, L>
+impl<F, B, L, E> Future for ResponseFuture<F, B, L>
 where
     F: Future<Output = Result<http::Response<B>, E>>,
     E: Into<BoxError>,
     B: Body,
     B::Error: Into<BoxError>,
-    C: Classify<http::Response<B>> + OfAll<B> + Clone,
     L: Future<Output = Result<http::Response<Nest<B>>, BoxError>>,
 {
     type Output = Result<http::Response<HerdBody<B>>, BoxError>;
@@ -281,7 +232,7 @@ where
                         Ok(reply) => {
                             let held =
                                 fleet_limit::replied(reply, &mut None, place, &UntilBodyEnd, &*classify);
-                            Ok(held.map(HerdBody::nest))
+                            Ok(held.map(HerdBody::held))
                         }
                         Err(error) => Err(fleet_limit::failed::<http::Response<B>, _>(
                             error, &mut None, place, &*classify,
@@ -299,16 +250,12 @@ where
 
 /// Whether a reply is a plain success: then it is settled but for its body.
 #[inline]
-pub(super) fn is_plain<B, C>(
+pub(super) fn is_plain<B: Body>(
     reply: &http::Response<B>,
     wire: &mut Option<OnWire>,
-    classify: &C,
+    classify: &HerdClassify,
     terms: &Terms,
-) -> bool
-where
-    B: Body,
-    C: Classify<http::Response<B>>,
-{
+) -> bool {
     let report = wire.as_mut().expect("polled after completion").report();
     let signal = report.read(classify, reply);
     if signal.kind != Kind::Success || terms.options.most(&signal) > 0 {
@@ -323,7 +270,7 @@ where
     true
 }
 
-impl<F, B: Body, C, L> fmt::Debug for ResponseFuture<F, B, C, L>
+impl<F, B: Body, L> fmt::Debug for ResponseFuture<F, B, L>
 where
     B::Error: Into<BoxError>,
 {
@@ -335,24 +282,4 @@ where
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
     }
-}
-
-/// TEMP
-#[doc(hidden)]
-pub fn bench_rung<S>(provider: &Provider, s: S) -> Guarded<S, crate::HttpClassify> {
-    let c = crate::HttpClassify::default();
-    let layers = Layers {
-        provider: provider.clone(),
-        classify: c,
-        pause: RetryAfterLayer::new(provider),
-        limit: FleetLimitLayer::new(provider),
-        sensor: ClassifyLayer::new(provider),
-        timeout: AttemptTimeoutLayer::default(),
-        terms: Terms {
-            options: Options { error_bytes: 65536, error_millis: 1000, success_bytes: 0, hold_millis: 0 },
-            headers: Duration::from_secs(30),
-            idle: Duration::from_secs(60),
-        },
-    };
-    Guarded::new(s, layers)
 }

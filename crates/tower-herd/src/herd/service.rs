@@ -1,15 +1,18 @@
 //! One provider's whole stack as one service.
 
 use super::{
+    HerdClassify,
     body::HerdBody,
-    rung::{self, Guarded, OfAll, Terms, is_plain},
+    handle::{Flight, Shared},
+    layers::Terms,
+    rung::{self, Guarded, is_plain},
     wire::OnWire,
 };
 use crate::{
-    BoxError, Classify, HasTask, Mode, Resend, Task,
+    BoxError, HasTask, HashedFailover, Mode, Resend, Safety, Task,
     attempt_timeout::{AttemptTimeout, Phase},
-    retry::{self, JitteredRetry, Shared},
-    task::far,
+    retry::{self, JitteredRetry},
+    task::{far, fresh_id},
 };
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -23,72 +26,245 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep_until};
 use tower_service::Service;
 
-/// The service of a [`Herd`](super::Herd) around one provider.
-pub struct HerdService<S, C, R> {
-    retry: JitteredRetry<Guarded<S, C>, C, R>,
+/// The service of a [`Herd`](super::Herd): `I` is what stands inside its outermost part.
+///
+/// For one provider that is [`OneRung`], for a ladder [`Rungs`].
+pub struct HerdService<I> {
+    inner: I,
+    shared: Arc<Shared>,
 }
 
-impl<S, C, R> HerdService<S, C, R> {
-    pub fn new(retry: JitteredRetry<Guarded<S, C>, C, R>) -> Self {
-        HerdService { retry }
+/// Inside a [`HerdService`] for one provider: its layers, around `S`.
+pub struct OneRung<S, R>(JitteredRetry<Guarded<S>, HerdClassify, R>);
+
+/// Inside a [`HerdService`] for a ladder: its rungs, each around `S`.
+pub struct Rungs<S, Req, R>(JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>);
+
+impl<I> HerdService<I> {
+    pub(super) fn new(inner: I, shared: Arc<Shared>) -> Self {
+        HerdService { inner, shared }
     }
 }
 
-impl<S: Clone, C: Clone, R> Clone for HerdService<S, C, R> {
+impl<S, R> OneRung<S, R> {
+    pub(super) fn new(retry: JitteredRetry<Guarded<S>, HerdClassify, R>) -> Self {
+        OneRung(retry)
+    }
+}
+
+impl<S, Req, R> Rungs<S, Req, R> {
+    pub(super) fn new(
+        retry: JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>,
+    ) -> Self {
+        Rungs(retry)
+    }
+}
+
+impl<I: Clone> Clone for HerdService<I> {
     fn clone(&self) -> Self {
-        HerdService { retry: self.retry.clone() }
+        HerdService { inner: self.inner.clone(), shared: self.shared.clone() }
     }
 }
 
-impl<S: fmt::Debug, C, R> fmt::Debug for HerdService<S, C, R> {
+impl<S: Clone, R> Clone for OneRung<S, R> {
+    fn clone(&self) -> Self {
+        OneRung(self.0.clone())
+    }
+}
+
+impl<S, Req, R: Clone> Clone for Rungs<S, Req, R> {
+    fn clone(&self) -> Self {
+        Rungs(self.0.clone())
+    }
+}
+
+impl<I> fmt::Debug for HerdService<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HerdService").field("retry", &self.retry).finish()
+        f.debug_struct("HerdService").finish_non_exhaustive()
     }
 }
 
-impl<S, Req, B, C, R> Service<Req> for HerdService<S, C, R>
+impl<S, R> fmt::Debug for OneRung<S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OneRung")
+    }
+}
+
+impl<S, Req, R> fmt::Debug for Rungs<S, Req, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rungs")
+    }
+}
+
+impl<I, A, B> Service<http::Request<A>> for HerdService<I>
 where
-    S: Service<Req, Response = http::Response<B>> + Clone,
-    S::Error: Into<BoxError>,
-    Req: HasTask,
+    I: Service<http::Request<A>, Response = http::Response<HerdBody<B>>, Error = BoxError>,
     B: Body,
     B::Error: Into<BoxError>,
-    C: Classify<http::Response<B>> + Classify<http::Response<HerdBody<B>>> + OfAll<B> + Clone,
-    R: Resend<Req>,
 {
     type Response = http::Response<HerdBody<B>>;
     type Error = BoxError;
-    type Future = ResponseFuture<S::Future, R::Kept, Guarded<S, C>, Req, C, R>;
+    type Future = ResponseFuture<I::Future>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.retry.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     #[inline]
-    fn call(&mut self, mut request: Req) -> Self::Future {
-        let (guarded, shared) = self.retry.parts();
-        let provider = &guarded.layers.provider;
-        if shared.listens()
-            || shared.mode() != Mode::Enforce
-            || !guarded.layers.are_clear()
-            || !provider.try_bare_slot()
+    fn call(&mut self, mut request: http::Request<A>) -> Self::Future {
+        let Some(flight) = self.shared.depart() else {
+            return ResponseFuture {
+                state: State::Refused { error: Some(self.shared.draining()) },
+                flight: None,
+            };
+        };
+        if request.task().is_none() {
+            self.shared.start_task(&mut request);
+        }
+        ResponseFuture { state: State::Calling { future: self.inner.call(request) }, flight: Some(flight) }
+    }
+}
+
+impl Shared {
+    /// A request that belongs to no task is one of its own; and what it does not say about its safety, its
+    /// herd says.
+    #[cold]
+    fn start_task<A>(&self, request: &mut http::Request<A>) {
+        let defaults = self.defaults();
+        let task = Task::new(fresh_id(&self.seeds).get())
+            .deadline(far(self.deadline()))
+            .allowance(self.allowance())
+            .criticality(defaults.criticality);
+        request.set_task(task);
+        if let Some(safety) = defaults.safety
+            && Safety::of_http(request) == Safety::Once
+            && request.extensions().get::<Safety>().is_none()
         {
-            return ResponseFuture { state: State::Layers { future: Box::pin(self.retry.call(request)) } };
+            request.extensions_mut().insert(safety);
+        }
+    }
+}
+
+pin_project! {
+    /// The future of a [`HerdService`].
+    pub struct ResponseFuture<F> {
+        #[pin]
+        state: State<F>,
+        flight: Option<Flight>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<F> {
+        Calling { #[pin] future: F },
+        Refused { error: Option<BoxError> },
+    }
+}
+
+impl<F, B> Future for ResponseFuture<F>
+where
+    F: Future<Output = Result<http::Response<HerdBody<B>>, BoxError>>,
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    type Output = Result<http::Response<HerdBody<B>>, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let me = self.project();
+        match me.state.project() {
+            StateProj::Calling { future } => {
+                let mut polled = future.poll(cx);
+                if let Poll::Ready(Ok(reply)) = &mut polled {
+                    reply.body_mut().keep(me.flight.take());
+                }
+                polled
+            }
+            StateProj::Refused { error } => Poll::Ready(Err(error.take().expect("polled after completion"))),
+        }
+    }
+}
+
+impl<F> fmt::Debug for ResponseFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").field("under_way", &self.flight.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl<S, A, B, R> Service<http::Request<A>> for Rungs<S, http::Request<A>, R>
+where
+    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
+    S::Error: Into<BoxError>,
+    A: Body,
+    B: Body,
+    B::Error: Into<BoxError>,
+    R: Resend<http::Request<A>> + Clone,
+{
+    type Response = http::Response<HerdBody<B>>;
+    type Error = BoxError;
+    type Future = retry::future::ResponseFuture<
+        HashedFailover<Guarded<S>, http::Request<A>, R, HerdClassify>,
+        http::Request<A>,
+        HerdClassify,
+        R,
+    >;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(cx)
+    }
+
+    #[inline]
+    fn call(&mut self, request: http::Request<A>) -> Self::Future {
+        self.0.call(request)
+    }
+}
+
+impl<S, A, B, R> Service<http::Request<A>> for OneRung<S, R>
+where
+    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
+    S::Error: Into<BoxError>,
+    A: Body,
+    B: Body,
+    B::Error: Into<BoxError>,
+    R: Resend<http::Request<A>>,
+{
+    type Response = http::Response<HerdBody<B>>;
+    type Error = BoxError;
+    type Future = DirectFuture<S::Future, Guarded<S>, http::Request<A>, R>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(cx)
+    }
+
+    #[inline]
+    fn call(&mut self, mut request: http::Request<A>) -> Self::Future {
+        let (guarded, shared) = self.0.parts();
+        let layers = &guarded.layers;
+        let is_short = !shared.listens()
+            && shared.mode() == Mode::Enforce
+            && layers.are_clear(&request)
+            && layers.provider.try_bare_slot();
+        if !is_short {
+            return DirectFuture { path: Path::Layers { future: Box::pin(self.0.call(request)) } };
         }
         let deposited = shared.deposit(&request);
         let kept = shared.resend.keep(&mut request);
-        let wire = Some(OnWire::bare(provider, &request));
+        let wire = Some(OnWire::bare(&layers.provider, &request));
         let task_end = if kept.is_none() { request.task().and_then(Task::deadline_at) } else { None };
-        ResponseFuture {
-            state: State::Direct {
+        let terms = layers.terms();
+        DirectFuture {
+            path: Path::Direct {
                 call: guarded.inner.call(request),
                 wire,
                 kept,
                 timer: None,
                 task_end,
                 deposited,
-                terms: guarded.layers.terms,
+                terms,
                 shared: Some(shared.clone()),
             },
         }
@@ -96,38 +272,37 @@ where
 }
 
 pin_project! {
-    /// The future of a [`HerdService`].
-    pub struct ResponseFuture<F, K, G, Req, C, R>
+    /// The future of [`OneRung`]: the first attempt, if nothing stands in its way; all else goes through the
+    /// layers.
+    pub struct DirectFuture<F, G, Req, R>
     where
         G: Service<Req>,
         R: Resend<Req>,
     {
         #[pin]
-        state: State<F, K, G, Req, C, R>,
+        path: Path<F, G, Req, R>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<F, K, G, Req, C, R>
+    #[project = PathProj]
+    enum Path<F, G, Req, R>
     where
         G: Service<Req>,
         R: Resend<Req>,
     {
-        // The first attempt, with nothing in its way.
         Direct {
             #[pin]
             call: F,
             wire: Option<OnWire>,
-            kept: Option<K>,
+            kept: Option<R::Kept>,
             timer: Option<Box<Timer>>,
             task_end: Option<Instant>,
             deposited: bool,
             terms: Terms,
-            shared: Option<Arc<Shared<G, C, R>>>,
+            shared: Option<Arc<retry::Shared<G, HerdClassify, R>>>,
         },
-        // All that is not on that path.
-        Layers { future: Pin<Box<retry::future::ResponseFuture<G, Req, C, R>>> },
+        Layers { future: Pin<Box<retry::future::ResponseFuture<G, Req, HerdClassify, R>>> },
     }
 }
 
@@ -139,18 +314,14 @@ struct Timer {
     deadline: Option<Instant>,
 }
 
-impl<F, K, S, B, E, Req, C, R> Future for ResponseFuture<F, K, Guarded<S, C>, Req, C, R>
+impl<S, A, B, R> Future for DirectFuture<S::Future, Guarded<S>, http::Request<A>, R>
 where
-    F: Future<Output = Result<http::Response<B>, E>>,
-    E: Into<BoxError>,
-    S: Service<Req, Response = http::Response<B>, Future = F> + Clone,
+    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
     S::Error: Into<BoxError>,
-    Req: HasTask,
+    A: Body,
     B: Body,
     B::Error: Into<BoxError>,
-    C: Classify<http::Response<B>> + Classify<http::Response<HerdBody<B>>> + OfAll<B> + Clone,
-    R: Resend<Req, Kept = K>,
-    K: HasTask,
+    R: Resend<http::Request<A>>,
 {
     type Output = Result<http::Response<HerdBody<B>>, BoxError>;
 
@@ -158,8 +329,8 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut me = self.project();
         loop {
-            match me.state.as_mut().project() {
-                StateProj::Direct { call, wire, kept, timer, task_end, deposited, terms, shared } => {
+            match me.path.as_mut().project() {
+                PathProj::Direct { call, wire, kept, timer, task_end, deposited, terms, shared } => {
                     let classify = &shared.as_ref().expect("polled after completion").classify;
                     let polled = call.poll(cx);
                     if let Poll::Ready(Ok(reply)) = &polled
@@ -171,16 +342,11 @@ where
                             .map_err(Into::into);
                     }
                     let outcome = match polled {
-                        Poll::Ready(Ok(reply)) => Ok(reply),
-                        Poll::Ready(Err(error)) => Err(error.into()),
+                        Poll::Ready(outcome) => outcome.map_err(Into::into),
                         Poll::Pending => {
                             let timer = timer.get_or_insert_with(|| {
-                                let began = Instant::now();
-                                let task = kept.as_ref().and_then(HasTask::task).and_then(Task::deadline_at);
-                                let deadline = task.or(*task_end);
-                                let own = far(terms.headers);
-                                let at = deadline.map_or(own, |task| own.min(task));
-                                Box::new(Timer { sleep: Box::pin(sleep_until(at)), began, deadline })
+                                let kept = kept.as_ref().and_then(HasTask::task);
+                                Timer::start(terms, kept.and_then(Task::deadline_at).or(*task_end))
                             });
                             if timer.sleep.as_mut().poll(cx).is_pending() {
                                 return Poll::Pending;
@@ -200,27 +366,26 @@ where
                         deadline,
                         *deposited,
                     );
-                    me.state.set(State::Layers { future: Box::pin(future) });
+                    me.path.set(Path::Layers { future: Box::pin(future) });
                 }
-                StateProj::Layers { future } => return future.as_mut().poll(cx),
+                PathProj::Layers { future } => return future.as_mut().poll(cx),
             }
         }
     }
 }
 
-impl<F, K, G: Service<Req>, Req, C, R: Resend<Req>> fmt::Debug for ResponseFuture<F, K, G, Req, C, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_direct = matches!(&self.state, State::Direct { .. });
-        f.debug_struct("ResponseFuture").field("direct", &is_direct).finish_non_exhaustive()
+impl Timer {
+    #[cold]
+    fn start(terms: &Terms, deadline: Option<Instant>) -> Box<Self> {
+        let own = far(terms.headers);
+        let at = deadline.map_or(own, |task| own.min(task));
+        Box::new(Timer { sleep: Box::pin(sleep_until(at)), began: Instant::now(), deadline })
     }
 }
 
-/// TEMP
-#[doc(hidden)]
-pub fn bench_herd<S: Clone>(
-    provider: &crate::Provider,
-    s: S,
-) -> HerdService<S, crate::HttpClassify, crate::CloneRequest> {
-    use tower_layer::Layer;
-    HerdService::new(crate::JitteredRetryLayer::new().layer(rung::bench_rung(provider, s)))
+impl<F, G: Service<Req>, Req, R: Resend<Req>> fmt::Debug for DirectFuture<F, G, Req, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_direct = matches!(&self.path, Path::Direct { .. });
+        f.debug_struct("DirectFuture").field("direct", &is_direct).finish_non_exhaustive()
+    }
 }

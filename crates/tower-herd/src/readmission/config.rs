@@ -32,12 +32,14 @@ pub enum Profile {
         /// What it is multiplied by in each step: more than 1.
         factor: f64,
         /// The length of a step: at least a millisecond.
+        #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
         every: Duration,
     },
     /// Envoy's slow start: `max(min_weight, (max(t, 1 s) / window)^(1 / aggression))`. With an aggression
     /// of 1 it is a straight line. A tenth of the window is a step.
     SlowStart {
         /// How long it takes: at least a millisecond.
+        #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
         window: Duration,
         /// The least share: above 0, at most 1.
         min_weight: f64,

@@ -256,7 +256,7 @@ impl<S, Res> Slow<S, Res> {
 
 fn deadline<K: HasTask>(core: &Core, kept: Option<&K>) -> Instant {
     let own = kept.and_then(HasTask::task).and_then(Task::deadline_at);
-    own.unwrap_or_else(|| crate::task::far(core.config.deadline))
+    own.unwrap_or_else(|| crate::task::far(core.config().deadline))
 }
 
 /// Takes note of an outcome that is no plain success. Gives what the caller gets, or none: then a wait
@@ -321,23 +321,24 @@ where
     }
     let left = deadline.saturating_duration_since(now);
     let standing = standing(kept, again, left, bed.is_some());
-    if core.listens && takes_token(&core.config, &reply, standing.safety) {
+    let config = core.config();
+    if core.listens && takes_token(&config, &reply, standing.safety) {
         core.part(provider.as_deref()).failed();
     }
     let mut withdrawal = None;
-    let decision = slow.session.decide(&core.config, &reply, &standing, &mut slow.random, || {
+    let decision = slow.session.decide(&config, &reply, &standing, &mut slow.random, || {
         withdrawal = Withdrawal::try_new(core.part(provider.as_deref()));
         withdrawal.is_some()
     });
     // Calls of one task may run side by side: who counts past the limit does not go on.
     let decision = match (decision, task) {
         (Decision::Resend { wait, cost: Cost::Attempt }, Some(task))
-            if task.charge() >= core.config.attempts.min(standing.allowance) =>
+            if task.charge() >= config.attempts.min(standing.allowance) =>
         {
             Decision::GiveUp { why: Why::Attempts, retry_in: Some(wait) }
         }
         (Decision::Resend { wait, cost: Cost::Redelivery }, Some(task))
-            if task.redeliver() > core.config.redeliveries =>
+            if task.redeliver() > config.redeliveries =>
         {
             Decision::GiveUp { why: Why::Redeliveries, retry_in: Some(wait) }
         }
@@ -428,7 +429,7 @@ fn observe<S, K, Res, C, R>(
     let task = kept.and_then(HasTask::task);
     let marked = shared.classify.provider(as_dyn(outcome));
     let provider = marked.or_else(|| task.and_then(Task::last_provider));
-    let decision = session.decide(&core.config, &reply, &standing, &mut core.seeds.session(), || {
+    let decision = session.decide(&core.config(), &reply, &standing, &mut core.seeds.session(), || {
         Withdrawal::try_new(core.part(provider.as_deref())).is_some()
     });
     if matches!(decision, Decision::Resend { .. }) {

@@ -14,7 +14,7 @@ use crate::{
 use std::{
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -34,7 +34,8 @@ pub struct JitteredRetryLayer<C = DefaultClassify, R = CloneRequest> {
 
 /// What all services of one layer share.
 pub(crate) struct Core {
-    pub(super) config: RetryConfig,
+    /// Exchanged whole, so that a reply is decided on by one of them.
+    config: Mutex<Arc<RetryConfig>>,
     pub(super) seeds: Seeds,
     pub(super) budget: Arc<dyn Budget>,
     pub(super) budget_id: usize,
@@ -61,8 +62,16 @@ impl Core {
         provider.and_then(|name| self.budget.of(name)).unwrap_or_else(|| self.budget.clone())
     }
 
+    pub(super) fn config(&self) -> Arc<RetryConfig> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_config(&self, config: RetryConfig) {
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
     pub(super) fn bed(self: &Arc<Self>) -> Option<Bed> {
-        let most = self.config.max_sleepers;
+        let most = self.config().max_sleepers;
         let free = |sleeping: usize| (sleeping < most).then(|| sleeping + 1);
         self.sleeping.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok()?;
         Some(Bed(self.clone()))
@@ -81,7 +90,7 @@ impl JitteredRetryLayer {
     pub fn new() -> Self {
         let budget: Arc<dyn Budget> = Arc::new(RatioBudget::default());
         let core = Core {
-            config: RetryConfig::default(),
+            config: Mutex::default(),
             seeds: Seeds::from_entropy(),
             budget_id: budget.id(),
             listens: budget.listens(),
@@ -104,7 +113,7 @@ impl JitteredRetryLayer {
     /// Says which setting cannot be meant.
     pub fn from_config(config: RetryConfig) -> Result<Self, InvalidRetryConfig> {
         config.validate()?;
-        Ok(Self::new().change(|core| core.config = config))
+        Ok(Self::new().set(|old| *old = config))
     }
 }
 
@@ -118,7 +127,7 @@ impl<C, R> JitteredRetryLayer<C, R> {
     fn change(self, change: impl FnOnce(&mut Core)) -> Self {
         let old = &self.core;
         let mut core = Core {
-            config: old.config.clone(),
+            config: Mutex::new(old.config()),
             // Drawn from the old ones, so that a fixed seed stays fixed.
             seeds: Seeds::from_seed(old.seeds.session().bits()),
             budget: old.budget.clone(),
@@ -132,36 +141,56 @@ impl<C, R> JitteredRetryLayer<C, R> {
         JitteredRetryLayer { core: Arc::new(core), ..self }
     }
 
+    fn set(self, change: impl FnOnce(&mut RetryConfig)) -> Self {
+        self.change(|core| {
+            let mut config = (*core.config()).clone();
+            change(&mut config);
+            core.set_config(config);
+        })
+    }
+
+    /// Goes by other settings from now on, in all services made from this layer: for the replies that come
+    /// from here on. What sleeps, sleeps on.
+    ///
+    /// # Errors
+    ///
+    /// Says which setting cannot be meant; then nothing has changed.
+    pub fn reconfigure(&self, config: RetryConfig) -> Result<(), InvalidRetryConfig> {
+        config.validate()?;
+        self.core.set_config(config);
+        Ok(())
+    }
+
     /// Wire calls that may fail, the first one included; at least 1, default 3. The task's own allowance
     /// counts too: the smaller of both binds, over all layers and rungs. Re-deliveries after a 429 are apart
     /// ([`redeliveries`](Self::redeliveries)).
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
-        self.change(|core| core.config.attempts = attempts.max(1))
+        self.set(|config| config.attempts = attempts.max(1))
     }
 
     /// The bound of the first wait (it doubles from there); at least 1 ms, default 500 ms.
     #[must_use]
     pub fn base(self, base: Duration) -> Self {
-        self.change(|core| core.config.base = base.max(Duration::from_millis(1)))
+        self.set(|config| config.base = base.max(Duration::from_millis(1)))
     }
 
     /// The same after a 429 that names no wait. Default 1 s.
     #[must_use]
     pub fn throttled_base(self, base: Duration) -> Self {
-        self.change(|core| core.config.throttled_base = base.max(Duration::from_millis(1)))
+        self.set(|config| config.throttled_base = base.max(Duration::from_millis(1)))
     }
 
     /// Where the bound stops growing. A server's own wait is never cut. Default 30 s.
     #[must_use]
     pub fn cap(self, cap: Duration) -> Self {
-        self.change(|core| core.config.cap = cap)
+        self.set(|config| config.cap = cap)
     }
 
     /// The shape of the jitter. Default [`Backoff::Full`].
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Self {
-        self.change(|core| core.config.backoff = backoff)
+        self.set(|config| config.backoff = backoff)
     }
 
     /// How often a request is delivered again after a 429, or asked for again while its idempotency key is
@@ -169,20 +198,20 @@ impl<C, R> JitteredRetryLayer<C, R> {
     /// Default 10.
     #[must_use]
     pub fn redeliveries(self, redeliveries: u32) -> Self {
-        self.change(|core| core.config.redeliveries = redeliveries)
+        self.set(|config| config.redeliveries = redeliveries)
     }
 
     /// How many requests may sleep at one time; more than that are answered with the reply at hand.
     /// Default 10 000.
     #[must_use]
     pub fn max_sleepers(self, sleepers: usize) -> Self {
-        self.change(|core| core.config.max_sleepers = sleepers)
+        self.set(|config| config.max_sleepers = sleepers)
     }
 
     /// How long a request may take in all where its task names no deadline. Default 60 s.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        self.change(|core| core.config.deadline = deadline)
+        self.set(|config| config.deadline = deadline)
     }
 
     /// Says whether a repetition meets the same idempotency domain as the call before it: `false`
@@ -190,7 +219,7 @@ impl<C, R> JitteredRetryLayer<C, R> {
     /// `true`.
     #[must_use]
     pub fn same_domain(self, same: bool) -> Self {
-        self.change(|core| core.config.same_domain = same)
+        self.set(|config| config.same_domain = same)
     }
 
     /// The budget that repetitions draw on. Give the same one to every layer, and to foreign retry
@@ -243,8 +272,8 @@ impl<C, R> JitteredRetryLayer<C, R> {
 
     /// Its settings.
     #[must_use]
-    pub fn config(&self) -> &RetryConfig {
-        &self.core.config
+    pub fn config(&self) -> RetryConfig {
+        (*self.core.config()).clone()
     }
 
     /// How many requests sleep at this moment.
@@ -267,7 +296,7 @@ impl<C: Clone, R: Clone> Clone for JitteredRetryLayer<C, R> {
 impl<C, R> fmt::Debug for JitteredRetryLayer<C, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JitteredRetryLayer")
-            .field("config", &self.core.config)
+            .field("config", &self.core.config())
             .field("sleeping", &self.sleeping())
             .finish_non_exhaustive()
     }

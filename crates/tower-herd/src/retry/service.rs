@@ -41,7 +41,7 @@ impl<S: fmt::Debug, C, R> fmt::Debug for JitteredRetry<S, C, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JitteredRetry")
             .field("inner", &self.inner)
-            .field("config", &self.shared.core.config)
+            .field("config", &self.shared.core.config())
             .finish_non_exhaustive()
     }
 }

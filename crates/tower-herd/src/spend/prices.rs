@@ -13,7 +13,7 @@ use crate::usage::{Usage, Weigh};
 /// assert_eq!(prices.cost(&usage), "2.01".parse()?); // 1.50 + 0.50 + 0.01
 /// # Ok::<(), tower_herd::spend::AmountError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct Prices {
