@@ -29,7 +29,7 @@ use std::{
 };
 use tower::{Layer, Service, ServiceBuilder};
 use tower_herd::{
-    AttemptsLayer, BreakerLayer, BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer,
+    AttemptsLayer, BreakerLayer, BudgetLayer, Classify, ClassifyLayer, Fleet, FleetLimitLayer, Herd,
     JitteredRetryLayer, Kind, Provider, ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal,
     SpendLayer, TokenLimitLayer,
     spend::{Allowance, Amount, Prices},
@@ -451,8 +451,7 @@ fn http_of_ours(bench: &mut Bench<'_>) {
         spend.within(&month).layer(tokens.layer(Inner)),
     );
     bench.calls::<HttpRequest, _>("http/ours/stack", http_stack(&provider));
-    bench.calls::<HttpRequest, _>("http/ours/rung", tower_herd::herd::bench_rung(&provider, Inner));
-    bench.calls::<HttpRequest, _>("http/ours/herd", tower_herd::herd::bench_herd(&provider, Inner));
+    bench.calls::<HttpRequest, _>("http/ours/herd", Herd::new(&configured()).layer(Inner));
     bench.calls::<HttpRequest, _>("http/ours/stack, nothing configured", http_stack(&unconfigured()));
 }
 
@@ -555,6 +554,7 @@ impl Table<'_> {
             row(kind, &format!("{kind}: breaker"), "-", "-", "breaker", &each);
             let with = "stack with breaker";
             row(kind, &format!("{kind}: {with}"), "-", with, with, &all);
+            row(kind, "http: `Herd`, all layers in one", "stack", "stack with breaker", "herd", "<= 150");
             let unknown = "stack, nothing configured";
             row(kind, &format!("{kind}: {unknown}"), "stack", "stack", unknown, &all);
         }

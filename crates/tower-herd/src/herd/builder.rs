@@ -1,5 +1,5 @@
 use super::{
-    HerdClassify, HerdHandle, HerdService, OneRung, RungSettings, Rungs,
+    HerdClassify, HerdConfig, HerdHandle, HerdService, OneRung, RungSettings, Rungs,
     handle::{Concern, Shared},
     layers::Layers,
 };
@@ -19,7 +19,8 @@ use tower_layer::Layer;
 /// The whole stack from one builder: a [`Layer`] around the client of one provider, or of a ladder of them.
 /// See the [module](super).
 ///
-/// Setters change this herd and no other; its handle steers all services that are made from it.
+/// Clones are the same herd, and so are all services that are made from it: its handle steers them
+/// all. Take the handle after the last setter.
 pub struct Herd<T = One, R = CloneRequest> {
     pub(super) rungs: T,
     pub(super) parts: Parts,
@@ -192,7 +193,7 @@ impl<T, R> Herd<T, R> {
     /// [`Safety::Once`]. Default: that.
     #[must_use]
     pub fn default_safety(self, safety: Safety) -> Self {
-        self.parts.shared.change_defaults(|defaults| defaults.safety = Some(safety));
+        self.parts.shared.set_safety(Some(safety));
         self
     }
 
@@ -215,7 +216,7 @@ impl<T, R> Herd<T, R> {
     /// Whom the tasks make wait that this herd starts. Default interactive.
     #[must_use]
     pub fn criticality(self, criticality: Criticality) -> Self {
-        self.parts.shared.change_defaults(|defaults| defaults.criticality = criticality);
+        self.parts.shared.set_criticality(criticality);
         self
     }
 
@@ -302,10 +303,16 @@ impl<T, R> Herd<T, R> {
         self
     }
 
+    /// It was built of this.
+    pub(super) fn known_as(self, config: &HerdConfig) -> Self {
+        *self.handle().config() = Some(config.clone());
+        self
+    }
+
     /// Reads and steers it from outside.
     #[must_use]
     pub fn handle(&self) -> HerdHandle {
-        HerdHandle::new(self.parts.shared.clone(), self.parts.retry.clone())
+        HerdHandle::new(self.parts.clone())
     }
 }
 
@@ -337,7 +344,10 @@ impl<S: Clone, Req, R: Clone> Layer<S> for Herd<Ladder<Req>, R> {
             .resend(self.resend.clone())
             .classify(parts.classify.clone());
         let retry = parts.retry.clone().resend(self.resend.clone());
-        HerdService::new(Rungs::new(retry.layer(ladder.layer(inner))), parts.shared.clone())
+        HerdService::new(
+            Rungs::new(retry.layer(ladder.layer(inner)), parts.shared.clone()),
+            parts.shared.clone(),
+        )
     }
 }
 

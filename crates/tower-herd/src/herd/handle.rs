@@ -1,15 +1,15 @@
 //! A herd from outside: its switches, its numbers, its end.
 
-use super::HerdClassify;
+use super::{HerdConfig, builder::Parts};
 use crate::{
-    BoxError, Criticality, JitteredRetryLayer, Mode, Refusal, RefusalKind, Safety, Switch, breaker::Alert,
-    random::Seeds, retry::CloneRequest, task::far,
+    BoxError, Criticality, Mode, Refusal, RefusalKind, Safety, Switch, breaker::Alert, random::Seeds,
+    task::far,
 };
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -130,18 +130,17 @@ pub(super) struct Shared {
     idle: AtomicU64,
     deadline: AtomicU64,
     allowance: AtomicU32,
-    defaults: Mutex<Defaults>,
+    safety: AtomicU8,
+    criticality: AtomicU8,
     listener: Mutex<Option<Listener>>,
+    config: Mutex<Option<HerdConfig>>,
     draining: AtomicBool,
     /// One more handle for each call under way.
     flights: Arc<()>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Defaults {
-    pub(super) safety: Option<Safety>,
-    pub(super) criticality: Criticality,
-}
+const SAFETIES: [Safety; 4] = [Safety::Safe, Safety::Costly, Safety::Keyed, Safety::Once];
+const UNSAID: u8 = u8::MAX;
 
 /// One call under way, until its body has ended or was dropped.
 #[derive(Clone, Debug)]
@@ -162,8 +161,10 @@ impl Shared {
             idle: AtomicU64::new(nanos(Duration::from_secs(60))),
             deadline: AtomicU64::new(nanos(crate::task::DEFAULT_DEADLINE)),
             allowance: AtomicU32::new(crate::task::DEFAULT_ALLOWANCE),
-            defaults: Mutex::default(),
+            safety: AtomicU8::new(UNSAID),
+            criticality: AtomicU8::new(Criticality::Interactive as u8),
             listener: Mutex::default(),
+            config: Mutex::default(),
             draining: AtomicBool::new(false),
             flights: Arc::default(),
         }
@@ -198,12 +199,32 @@ impl Shared {
         self.allowance.load(Ordering::Relaxed)
     }
 
-    pub(super) fn defaults(&self) -> Defaults {
-        *self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether something is said about the safety of requests that say nothing.
+    #[inline]
+    pub(super) fn has_default_safety(&self) -> bool {
+        self.safety.load(Ordering::Relaxed) != UNSAID
     }
 
-    pub(super) fn change_defaults(&self, change: impl FnOnce(&mut Defaults)) {
-        change(&mut self.defaults.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(super) fn default_safety(&self) -> Option<Safety> {
+        SAFETIES.get(usize::from(self.safety.load(Ordering::Relaxed))).copied()
+    }
+
+    pub(super) fn set_safety(&self, safety: Option<Safety>) {
+        let place = SAFETIES.iter().position(|known| Some(*known) == safety);
+        let place = place.and_then(|place| u8::try_from(place).ok()).unwrap_or(UNSAID);
+        self.safety.store(place, Ordering::Relaxed);
+    }
+
+    pub(super) fn criticality(&self) -> Criticality {
+        if self.criticality.load(Ordering::Relaxed) == Criticality::Batch as u8 {
+            Criticality::Batch
+        } else {
+            Criticality::Interactive
+        }
+    }
+
+    pub(super) fn set_criticality(&self, criticality: Criticality) {
+        self.criticality.store(criticality as u8, Ordering::Relaxed);
     }
 
     pub(super) fn set(&self, concern: Concern, mode: Mode) {
@@ -242,13 +263,21 @@ impl Shared {
 /// Reads and steers a [`Herd`](super::Herd) from outside, while it runs. Clones steer the same one.
 #[derive(Clone)]
 pub struct HerdHandle {
-    pub(super) shared: Arc<Shared>,
-    pub(super) retry: JitteredRetryLayer<HerdClassify, CloneRequest>,
+    pub(super) parts: Parts,
 }
 
 impl HerdHandle {
-    pub(super) fn new(shared: Arc<Shared>, retry: JitteredRetryLayer<HerdClassify, CloneRequest>) -> Self {
-        HerdHandle { shared, retry }
+    pub(super) fn new(parts: Parts) -> Self {
+        HerdHandle { parts }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.parts.shared
+    }
+
+    /// The configuration in force, if it was built of one.
+    pub(super) fn config(&self) -> MutexGuard<'_, Option<HerdConfig>> {
+        self.parts.shared.config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Switches one concern, for every call that comes from now on.
@@ -256,7 +285,7 @@ impl HerdHandle {
     /// The switches of breaker and readmission belong to the providers: other stacks for the same provider
     /// are switched with this one.
     pub fn set(&self, concern: Concern, mode: Mode) {
-        self.shared.set(concern, mode);
+        self.shared().set(concern, mode);
     }
 
     /// Switches all concerns that say no or send again, and leaves sensor and timeout as they are. With
@@ -269,19 +298,19 @@ impl HerdHandle {
     /// How a concern is switched.
     #[must_use]
     pub fn mode(&self, concern: Concern) -> Mode {
-        self.shared.switches.of(concern).mode()
+        self.shared().switches.of(concern).mode()
     }
 
     /// Calls so far that this concern would have refused, delayed or sent again, while it only observed.
     #[must_use]
     pub fn would_refuse(&self, concern: Concern) -> u64 {
-        self.shared.switches.of(concern).would_refuse()
+        self.shared().switches.of(concern).would_refuse()
     }
 
     /// Calls under way: from their coming to the end of their reply's body.
     #[must_use]
     pub fn under_way(&self) -> usize {
-        self.shared.under_way()
+        self.shared().under_way()
     }
 
     /// Shuts down gracefully: from now on calls are refused ([`RefusalKind::Draining`]), and those under way
@@ -292,7 +321,7 @@ impl HerdHandle {
     /// the refusing.
     pub async fn drain(&self, patience: Duration) -> usize {
         const LOOK: Duration = Duration::from_millis(10);
-        self.shared.draining.store(true, Ordering::Release);
+        self.shared().draining.store(true, Ordering::Release);
         let end = far(patience);
         loop {
             // Before the first look, too: a call that came at this instant is seen then.
@@ -307,16 +336,16 @@ impl HerdHandle {
     /// Whether it takes no more calls.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.shared.draining.load(Ordering::Acquire)
+        self.shared().draining.load(Ordering::Acquire)
     }
 }
 
 impl fmt::Debug for HerdHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HerdHandle")
-            .field("name", &self.shared.name)
+            .field("name", &self.shared().name)
             .field("under_way", &self.under_way())
-            .field("switches", &self.shared.switches)
+            .field("switches", &self.shared().switches)
             .finish_non_exhaustive()
     }
 }

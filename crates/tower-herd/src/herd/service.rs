@@ -38,7 +38,10 @@ pub struct HerdService<I> {
 pub struct OneRung<S, R>(JitteredRetry<Guarded<S>, HerdClassify, R>);
 
 /// Inside a [`HerdService`] for a ladder: its rungs, each around `S`.
-pub struct Rungs<S, Req, R>(JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>);
+pub struct Rungs<S, Req, R>(
+    JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>,
+    Arc<Shared>,
+);
 
 impl<I> HerdService<I> {
     pub(super) fn new(inner: I, shared: Arc<Shared>) -> Self {
@@ -55,8 +58,9 @@ impl<S, R> OneRung<S, R> {
 impl<S, Req, R> Rungs<S, Req, R> {
     pub(super) fn new(
         retry: JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>,
+        shared: Arc<Shared>,
     ) -> Self {
-        Rungs(retry)
+        Rungs(retry, shared)
     }
 }
 
@@ -74,7 +78,7 @@ impl<S: Clone, R> Clone for OneRung<S, R> {
 
 impl<S, Req, R: Clone> Clone for Rungs<S, Req, R> {
     fn clone(&self) -> Self {
-        Rungs(self.0.clone())
+        Rungs(self.0.clone(), self.1.clone())
     }
 }
 
@@ -119,25 +123,31 @@ where
                 flight: None,
             };
         };
-        if request.task().is_none() {
-            self.shared.start_task(&mut request);
+        if self.shared.has_default_safety() {
+            self.shared.declare_safety(&mut request);
         }
         ResponseFuture { state: State::Calling { future: self.inner.call(request) }, flight: Some(flight) }
     }
 }
 
 impl Shared {
-    /// A request that belongs to no task is one of its own; and what it does not say about its safety, its
-    /// herd says.
+    /// A request that belongs to no task is one of its own, from `now` on.
     #[cold]
-    fn start_task<A>(&self, request: &mut http::Request<A>) {
-        let defaults = self.defaults();
-        let task = Task::new(fresh_id(&self.seeds).get())
-            .deadline(far(self.deadline()))
-            .allowance(self.allowance())
-            .criticality(defaults.criticality);
-        request.set_task(task);
-        if let Some(safety) = defaults.safety
+    fn start_task<Req: HasTask>(&self, request: &mut Req, now: Instant) {
+        if request.task().is_none() {
+            let end = now.checked_add(self.deadline()).unwrap_or_else(|| far(self.deadline()));
+            let task = Task::new(fresh_id(&self.seeds).get())
+                .deadline(end)
+                .allowance(self.allowance())
+                .criticality(self.criticality());
+            request.set_task(task);
+        }
+    }
+
+    /// What a request does not say about its safety, its herd says.
+    #[cold]
+    fn declare_safety<A>(&self, request: &mut http::Request<A>) {
+        if let Some(safety) = self.default_safety()
             && Safety::of_http(request) == Safety::Once
             && request.extensions().get::<Safety>().is_none()
         {
@@ -217,7 +227,8 @@ where
     }
 
     #[inline]
-    fn call(&mut self, request: http::Request<A>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<A>) -> Self::Future {
+        self.1.start_task(&mut request, Instant::now());
         self.0.call(request)
     }
 }
@@ -249,6 +260,7 @@ where
             && layers.are_clear(&request)
             && layers.provider.try_bare_slot();
         if !is_short {
+            layers.shared.start_task(&mut request, Instant::now());
             return DirectFuture { path: Path::Layers { future: Box::pin(self.0.call(request)) } };
         }
         let deposited = shared.deposit(&request);
@@ -310,8 +322,6 @@ pin_project! {
 struct Timer {
     sleep: Pin<Box<Sleep>>,
     began: Instant,
-    /// Of the task, as the retry layer has it.
-    deadline: Option<Instant>,
 }
 
 impl<S, A, B, R> Future for DirectFuture<S::Future, Guarded<S>, http::Request<A>, R>
@@ -346,7 +356,9 @@ where
                         Poll::Pending => {
                             let timer = timer.get_or_insert_with(|| {
                                 let kept = kept.as_ref().and_then(HasTask::task);
-                                Timer::start(terms, kept.and_then(Task::deadline_at).or(*task_end))
+                                let task = kept.and_then(Task::deadline_at).or(*task_end);
+                                let shared = shared.as_ref().expect("looked at above");
+                                Timer::start(terms, task.unwrap_or_else(|| far(herd(shared).deadline())))
                             });
                             if timer.sleep.as_mut().poll(cx).is_pending() {
                                 return Poll::Pending;
@@ -357,8 +369,14 @@ where
                     };
                     let wire = wire.take().expect("not settled yet");
                     let future = rung::ResponseFuture::look(outcome, wire, classify, terms);
-                    let deadline = timer.as_ref().and_then(|timer| timer.deadline);
                     let shared = shared.take().expect("looked at above");
+                    let began = timer.as_ref().map_or_else(Instant::now, |timer| timer.began);
+                    // A call that is well needs no task: it is started when there is more to do.
+                    if let Some(kept) = kept.as_mut() {
+                        herd(&shared).start_task(kept, began);
+                    }
+                    let deadline = kept.as_ref().and_then(HasTask::task).and_then(Task::deadline_at);
+                    let deadline = deadline.or(*task_end);
                     let future = retry::future::ResponseFuture::resume(
                         future,
                         kept.take(),
@@ -374,12 +392,16 @@ where
     }
 }
 
+/// The herd of a call that is under way.
+fn herd<S, R>(shared: &retry::Shared<Guarded<S>, HerdClassify, R>) -> Arc<Shared> {
+    shared.with_service(|guarded| guarded.layers.shared.clone())
+}
+
 impl Timer {
     #[cold]
-    fn start(terms: &Terms, deadline: Option<Instant>) -> Box<Self> {
-        let own = far(terms.headers);
-        let at = deadline.map_or(own, |task| own.min(task));
-        Box::new(Timer { sleep: Box::pin(sleep_until(at)), began: Instant::now(), deadline })
+    fn start(terms: &Terms, task: Instant) -> Box<Self> {
+        let at = far(terms.headers).min(task);
+        Box::new(Timer { sleep: Box::pin(sleep_until(at)), began: Instant::now() })
     }
 }
 

@@ -347,6 +347,12 @@ impl<S, C, R> Shared<S, C, R> {
         is_original
     }
 
+    /// Looks at the service that further attempts are made on clones of.
+    #[cfg(feature = "herd")]
+    pub(crate) fn with_service<T>(&self, look: impl FnOnce(&S) -> T) -> T {
+        look(&self.again.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// What the layer does with calls.
     #[inline]
     pub(crate) fn mode(&self) -> Mode {
