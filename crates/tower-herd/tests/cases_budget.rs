@@ -434,8 +434,12 @@ async fn a_pushback_of_never_takes_a_token() {
         *reply.version_mut() = http::Version::HTTP_2;
         reply
     });
-    JitteredRetryLayer::new().budget(budget.clone()).layer(http2).oneshot(request(1)).await.unwrap();
+    let retry = || JitteredRetryLayer::new().budget(budget.clone());
+    retry().layer(http2.clone()).oneshot(request(1)).await.unwrap();
     assert_eq!((script.calls(), budget.tokens()), (1, 9.0));
+    // One reply is one token, however many layers see it.
+    retry().layer(retry().layer(http2)).oneshot(request(2)).await.unwrap();
+    assert_eq!((script.calls(), budget.tokens()), (2, 8.0));
 }
 
 #[tokio::test(start_paused = true)]

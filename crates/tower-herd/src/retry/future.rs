@@ -311,9 +311,9 @@ where
         marked.or_else(|| kept.and_then(HasTask::task).and_then(Task::last_provider))
     };
     let task = kept.and_then(HasTask::task);
-    if kind != Kind::Refused {
-        reply.exhausted |= task.is_some_and(Task::take_given_up);
-    }
+    // A retry layer further in has had its last word on it.
+    let counted = kind != Kind::Refused && task.is_some_and(Task::take_given_up);
+    reply.exhausted |= counted;
     let bed = core.bed();
     // Law 3: what was given up further in pays for no repetition here.
     if reply.exhausted && std::mem::take(deposited) {
@@ -322,7 +322,7 @@ where
     let left = deadline.saturating_duration_since(now);
     let standing = standing(kept, again, left, bed.is_some());
     let config = core.config();
-    if core.listens && takes_token(&config, &reply, standing.safety) {
+    if core.listens && takes_token(&config, &reply, counted, standing.safety) {
         core.part(provider.as_deref()).failed();
     }
     let mut withdrawal = None;

@@ -228,13 +228,13 @@ fn is_repeatable(signal: &Signal) -> bool {
 }
 
 /// Whether a budget that goes by outcomes counts this one as failed (gRFC A6): if it is to be sent again,
-/// other than as a mere re-delivery, or the server says never. What another layer marked as its last reply
-/// was counted there.
-pub(super) fn takes_token(config: &RetryConfig, reply: &Reply, safety: Safety) -> bool {
+/// other than as a mere re-delivery, or the server says never. A mark on the reply is no reason not to: a
+/// pushback of never is one itself. `counted`: a retry layer further in has done so.
+pub(super) fn takes_token(config: &RetryConfig, reply: &Reply, counted: bool, safety: Safety) -> bool {
     let signal = &reply.signal;
-    let charged = signal.kind != Kind::Throttled && may_resend(config, signal, safety);
+    let charged = !reply.exhausted && signal.kind != Kind::Throttled && may_resend(config, signal, safety);
     let forbidden = is_repeatable(signal) && signal.pushback == Pushback::Never;
-    !reply.exhausted && (charged || forbidden)
+    !counted && (charged || forbidden)
 }
 
 /// Whether this reply, to this request, is one to send again after.
