@@ -1,6 +1,9 @@
-//! `docs/cases.md` names tests: each of them must exist.
+//! `docs/cases.md` names tests: each of them must exist, and each case stands there once.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
 #[test]
 fn each_test_that_the_table_of_cases_names_is_there() {
@@ -20,4 +23,21 @@ fn each_test_that_the_table_of_cases_names_is_there() {
         named += 1;
     }
     assert!(named > 100, "{named}");
+}
+
+#[test]
+fn each_case_stands_in_the_table_once() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = std::fs::read_to_string(root.join("docs/cases.md")).unwrap();
+    let mut seen = HashSet::new();
+    let rows = table.lines().take_while(|line| *line != "## Vectors");
+    for line in rows.filter(|line| line.starts_with("| ") && !line.starts_with("| case ")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), 7, "{line}");
+        assert!(cells[4..6].iter().all(|cell| !cell.is_empty()), "{line}");
+        for case in cells[1].split(", ") {
+            assert!(seen.insert(case), "{case} twice");
+        }
+    }
+    assert!(seen.len() > 70, "{}", seen.len());
 }

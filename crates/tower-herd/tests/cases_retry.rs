@@ -322,8 +322,7 @@ fn every_part_of_the_vectors_is_checked_or_belongs_elsewhere() {
     assert_eq!(backoff, known(&expected));
     let mut budget = parts(include_str!("vectors/budget.json"));
     budget.sort();
-    // Deposits beside `RatioBudget`, amplification above. Adaptive throttling and the token bucket of gRPC
-    // come with the layers that use them.
+    // Deposits, adaptive throttling and the token bucket of gRPC in `budget`; amplification above.
     let expected = [
         "adaptive_throttling",
         "adaptive_throttling_steady_state",
@@ -332,4 +331,8 @@ fn every_part_of_the_vectors_is_checked_or_belongs_elsewhere() {
         "amplification",
     ];
     assert_eq!(budget, known(&expected));
+    let mut ramp = parts(include_str!("vectors/ramp_and_breaker.json"));
+    ramp.sort();
+    // The ramp in `readmission`, the trips in `breaker`; the share of a fleet comes with the store.
+    assert_eq!(ramp, known(&["slow_start", "capacity_share", "consecutive_trip"]));
 }
