@@ -45,21 +45,33 @@
 //!
 //! | outer | inner | swapped |
 //! |---|---|---|
+//! | [`TaskLayer`] | [`ToolCallsLayer`] | calls that bring no task of their own are remembered by nobody |
 //! | [`ToolCallsLayer`] | [`JitteredRetryLayer`] | a repetition counts as a call of the model, and a failed write's own repetition is refused |
-//! | [`TaskLayer`] | [`JitteredRetryLayer`] | each attempt is a task of its own, with a fresh deadline and allowance |
 //! | [`JitteredRetryLayer`] | [`HashedFailoverLayer`] | each rung is retried before the next is asked; a walk costs attempts times rungs |
 //! | [`HashedFailoverLayer`] | [`RampedReadmissionLayer`] | one ramp in front of the whole ladder: who is not back at one rung is kept from all |
-//! | [`RampedReadmissionLayer`] | [`RetryAfterLayer`] | callers wait for a pause, and learn after it that they are not back yet |
-//! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
+//! | [`RampedReadmissionLayer`] | [`SpendLayer`] | who is not back yet, and could not pay here, is told so for good, where the next rung may be cheaper |
+//! | [`SpendLayer`] | [`BreakerLayer`] | the one probe of an open breaker goes to a call that may not spend, and tells nothing |
+//! | [`BreakerLayer`] | [`BudgetLayer`] | draws are made, and counted, for calls that an open breaker refuses anyway; a probe may be shed |
 //! | [`BudgetLayer`] | [`RetryAfterLayer`] | a call waits for the end of a pause, and is thrown away then |
-//! | [`BreakerLayer`] | [`RetryAfterLayer`] | callers sit out the open time in front of a breaker that would refuse them at once |
-//! | [`SpendLayer`] | [`RetryAfterLayer`] | who may not spend any more waits for the end of a pause to be told |
 //! | [`RetryAfterLayer`] | [`TokenLimitLayer`] | the tokens of a paused provider are taken by calls that cannot be made |
 //! | [`TokenLimitLayer`] | [`FleetLimitLayer`] | who waits for tokens holds a slot meanwhile |
-//! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
 //! | [`FleetLimitLayer`] | [`AttemptsLayer`] | what is told of the time that is left is what was left before the queue |
-//! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
+//! | [`AttemptsLayer`] | [`ClassifyLayer`] | the sensor sees replies from which our own number of attempts was taken: no harm, but no gain |
 //! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
+//!
+//! A stack leaves out what it does not need. Then these meet:
+//!
+//! | outer | inner | swapped |
+//! |---|---|---|
+//! | [`TaskLayer`] | [`JitteredRetryLayer`] | each attempt is a task of its own, with a fresh deadline and allowance |
+//! | [`JitteredRetryLayer`] | [`FleetLimitLayer`] | who sleeps between two attempts holds a slot meanwhile |
+//! | [`HashedFailoverLayer`] | [`RetryAfterLayer`] | one pause in front of the whole ladder: a paused provider stops its healthy siblings |
+//! | [`RampedReadmissionLayer`] | [`RetryAfterLayer`] | callers wait for a pause, and learn after it that they are not back yet |
+//! | [`SpendLayer`] | [`RetryAfterLayer`] | who may not spend any more waits for the end of a pause to be told |
+//! | [`BreakerLayer`] | [`RetryAfterLayer`] | callers sit out the open time in front of a breaker that would refuse them at once |
+//! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
+//! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
+//! | [`RetryAfterLayer`] | [`AttemptTimeoutLayer`] | the timeout runs while a pause is waited out, and cuts that wait: the hint is kept from who would send again |
 //!
 //! On a server, [`IncomingAttemptsLayer`] stands around the handlers, inside [`TaskLayer`]: see [`attempts`].
 //!
@@ -103,14 +115,24 @@
 //!
 //! # Features
 //!
-//! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`,
-//! `budget`, `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `tool-calls`. `http` brings the HTTP and gRPC
-//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `breaker`. `http` brings the HTTP and gRPC
-//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`, `ramped-readmission`. `http` brings the HTTP and gRPC
-//! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`, `attempts`,
-//! `retry-after`, `fleet-limit`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
-//! `retry-after`, `fleet-limit` (with the limit on tokens), `spend`, `jittered-retry`, `hashed-failover`. `http` brings the HTTP and gRPC
-//! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
+//! `full` (default) turns on all layers and `http`. [`TaskLayer`] and [`ClassifyLayer`] are always there; the
+//! others each have a feature:
+//!
+//! | feature | brings |
+//! |---|---|
+//! | `attempt-timeout` | [`AttemptTimeoutLayer`] |
+//! | `attempts` | [`AttemptsLayer`], [`IncomingAttemptsLayer`]; turns on `http` and `jittered-retry` |
+//! | `breaker` | [`BreakerLayer`] |
+//! | `budget` | [`BudgetLayer`], and the budgets of retries |
+//! | `fleet-limit` | [`FleetLimitLayer`], [`TokenLimitLayer`] |
+//! | `hashed-failover` | [`HashedFailoverLayer`]; turns on `jittered-retry` |
+//! | `herd` | [`Herd`], the whole stack from one builder; turns on all of these but `tool-calls` |
+//! | `http` | the HTTP and gRPC classifier, bodies that hold guards; without it every layer needs a classifier of its own ([`classify_fn`]) |
+//! | `jittered-retry` | [`JitteredRetryLayer`]; turns on `budget` |
+//! | `ramped-readmission` | [`RampedReadmissionLayer`] |
+//! | `retry-after` | [`RetryAfterLayer`] |
+//! | `spend` | [`SpendLayer`] |
+//! | `tool-calls` | [`ToolCallsLayer`] |
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which
 //! prove that nothing was executed, so that even an unkeyed POST may be sent again (without it only a
@@ -119,9 +141,10 @@
 //!
 //! # Choices of dependencies
 //!
-//! `base64` and `serde_json` read what providers hide in headers and bodies. `xxhash-rust` hashes keys, since the choice of a rung must be the same in every process and version,
+//! `base64` and `serde_json` read what providers hide in headers and bodies, `httpdate` their dates.
+//! `xxhash-rust` hashes keys, since the choice of a rung must be the same in every process and version,
 //! which the standard library's hasher does not promise. `fastrand` draws jitter: small, seedable,
-//! without global state as it is used here. `httpdate` reads dates. No limiter or breaker crate is used:
+//! without global state as it is used here. No limiter or breaker crate is used:
 //! their ceilings cannot be lowered below what is out, or their state belongs to one service.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -176,44 +199,55 @@ pub mod tool_calls;
 #[cfg(any(feature = "fleet-limit", feature = "spend"))]
 pub mod usage;
 
+// The words: what a reply says, what a request may suffer, whom it belongs to.
 #[cfg(feature = "http")]
 pub use crate::http::{Head, HttpClassify, classify_body, classify_head};
-#[cfg(feature = "attempt-timeout")]
-pub use attempt_timeout::{AttemptTimeout, AttemptTimeoutLayer};
-#[cfg(feature = "attempts")]
-pub use attempts::{AttemptsLayer, IncomingAttemptsLayer};
-#[cfg(feature = "breaker")]
-pub use breaker::{Alert, BreakerLayer, BreakerSettings};
-#[cfg(feature = "budget")]
-pub use budget::{Budget, BudgetLayer, RatioBudget, TokenBucketBudget};
-pub use classify::{Classify, ClassifyFn, ClassifyLayer, Exhausted, NotExecuted, classify_fn};
+pub use classify::{Classify, ClassifyFn, Exhausted, NotExecuted, classify_fn};
 pub use clock::{Clock, Time};
-#[cfg(feature = "hashed-failover")]
-pub use failover::{HashedFailover, HashedFailoverLayer};
-#[cfg(feature = "fleet-limit")]
-pub use fleet_limit::FleetLimitLayer;
+pub use provider::{Fleet, PauseReason, Provider, ProviderSettings, SettingsError};
+pub use refusal::{Refusal, RefusalKind};
+pub use safety::{IdempotencyKey, Safety, ToolHints, Trust, idempotency_key};
+pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};
+pub use switch::{Mode, Switch};
+pub use task::{Criticality, HasTask, Key, Task};
+
+// The stack from one builder.
 #[cfg(feature = "herd")]
 pub use herd::Herd;
-pub use provider::{Fleet, PauseReason, Provider, ProviderSettings, SettingsError};
-#[cfg(feature = "ramped-readmission")]
-pub use readmission::{RampedReadmission, RampedReadmissionLayer};
-pub use refusal::{Refusal, RefusalKind};
+
+// The layers around all providers.
+#[cfg(feature = "attempts")]
+pub use attempts::IncomingAttemptsLayer;
+#[cfg(feature = "hashed-failover")]
+pub use failover::{HashedFailover, HashedFailoverLayer};
 #[cfg(feature = "jittered-retry")]
 pub use retry::{Backoff, CloneRequest, JitteredRetryLayer, Resend};
 #[cfg(all(feature = "http", feature = "jittered-retry"))]
 pub use retry::{Replay, replay};
-#[cfg(feature = "retry-after")]
-pub use retry_after::RetryAfterLayer;
-pub use safety::{IdempotencyKey, Safety, ToolHints, Trust, idempotency_key};
-pub use signal::{Executed, Kind, Origin, Pushback, Quota, Reach, ResendAdvice, Signal};
-#[cfg(feature = "spend")]
-pub use spend::SpendLayer;
-pub use switch::{Mode, Switch};
-pub use task::{Criticality, HasTask, Key, Task, TaskLayer};
-#[cfg(feature = "fleet-limit")]
-pub use token_limit::TokenLimitLayer;
+pub use task::TaskLayer;
 #[cfg(feature = "tool-calls")]
 pub use tool_calls::ToolCallsLayer;
+
+// The layers of one provider.
+#[cfg(feature = "attempt-timeout")]
+pub use attempt_timeout::{AttemptTimeout, AttemptTimeoutLayer};
+#[cfg(feature = "attempts")]
+pub use attempts::AttemptsLayer;
+#[cfg(feature = "breaker")]
+pub use breaker::{Alert, BreakerLayer, BreakerSettings};
+#[cfg(feature = "budget")]
+pub use budget::{Budget, BudgetLayer, RatioBudget, TokenBucketBudget};
+pub use classify::ClassifyLayer;
+#[cfg(feature = "fleet-limit")]
+pub use fleet_limit::FleetLimitLayer;
+#[cfg(feature = "ramped-readmission")]
+pub use readmission::{RampedReadmission, RampedReadmissionLayer};
+#[cfg(feature = "retry-after")]
+pub use retry_after::RetryAfterLayer;
+#[cfg(feature = "spend")]
+pub use spend::SpendLayer;
+#[cfg(feature = "fleet-limit")]
+pub use token_limit::TokenLimitLayer;
 
 /// The error of every layer that classifies or refuses.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

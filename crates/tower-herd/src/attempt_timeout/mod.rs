@@ -8,7 +8,8 @@
 //!
 //! **Where it stands**: innermost, below [`ClassifyLayer`](crate::ClassifyLayer). The sensor then
 //! sees a typed [`AttemptTimeout`], a failure of the provider; a timeout further out shows it only a
-//! call that somebody dropped, which proves nothing, and a dead provider looks healthy.
+//! call that somebody dropped, which proves nothing, and a dead provider looks healthy. Around a stack that
+//! waits out a pause, or for a slot, it cuts that wait: the call is told as timed out though nothing was sent.
 //!
 //! Two timeouts, for two silences:
 //!
