@@ -244,15 +244,14 @@ pub(super) mod tests {
     #[cfg(feature = "serde")]
     #[test]
     fn profiles_load_from_configuration() {
-        let text = r#"{"curve":"geometric","initial":0.1,"factor":3.0,"every":{"secs":60,"nanos":0}}"#;
+        let text = r#"{"curve":"geometric","initial":0.1,"factor":3.0,"every":"1m"}"#;
         let profile: Profile = serde_json::from_str(text).unwrap();
         assert_eq!(profile, Profile::geometric(0.1, 3.0, Duration::from_secs(60)));
         for profile in [Profile::default(), Profile::slow_start(Duration::from_secs(9))] {
             let there_and_back = serde_json::to_string(&profile).unwrap();
             assert_eq!(serde_json::from_str::<Profile>(&there_and_back).unwrap(), profile);
         }
-        let unknown =
-            r#"{"curve":"geometric","initial":0.1,"factor":3.0,"every":{"secs":1,"nanos":0},"x":1}"#;
+        let unknown = r#"{"curve":"geometric","initial":0.1,"factor":3.0,"every":"1s","x":1}"#;
         assert!(serde_json::from_str::<Profile>(unknown).is_err());
     }
 
