@@ -501,3 +501,66 @@ async fn a_task_is_counted_once_at_each_provider() {
     }
     assert!(!budget.of("rung-0").unwrap().try_withdraw() && !budget.of("rung-1").unwrap().try_withdraw());
 }
+
+/// What a rung of [`walk_over`] does.
+#[derive(Clone)]
+enum Then {
+    Reply(u16),
+    Break,
+    Refuse(RefusalKind),
+}
+
+/// What comes of a walk over such rungs, a tier each, and how often each was called.
+async fn walk_over(rungs: &[Then]) -> (Result<common::Response, tower_herd::BoxError>, Task, Vec<usize>) {
+    let fleet = Fleet::local().seed(1);
+    let calls: Vec<_> = rungs.iter().map(|_| Arc::new(AtomicUsize::new(0))).collect();
+    let rungs = rungs.iter().enumerate().map(|(i, then)| {
+        let (provider, then, calls) = (fleet.provider(&format!("rung-{i}")), then.clone(), calls[i].clone());
+        let name = provider.name().clone();
+        let service = tower::service_fn(move |_: Request| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            let outcome = match then {
+                Then::Reply(status) => {
+                    Ok(http::Response::builder().status(status).body(String::new()).unwrap())
+                }
+                Then::Break => Err("the connection broke".into()),
+                Then::Refuse(kind) => Err(Refusal::new(kind, "a test", name.clone(), None).into()),
+            };
+            std::future::ready::<Result<common::Response, tower_herd::BoxError>>(outcome)
+        });
+        Rung::new(&provider, service).tier(i as u32)
+    });
+    let ladder = HashedFailover::new(rungs).unwrap().classify(empty_on_204());
+    let service = tower_herd::JitteredRetryLayer::new().classify(empty_on_204()).layer(ladder);
+    let (mut request, task) = (request(1), Task::new(1).allowance(9));
+    request.extensions_mut().insert(task.clone());
+    let outcome = service.oneshot(request).await;
+    (outcome, task, calls.iter().map(|calls| calls.load(Ordering::SeqCst)).collect())
+}
+
+// Law 10: the last real reply, stamped, and not the refusal that ended the walk.
+#[tokio::test(start_paused = true)]
+async fn a_final_no_further_down_gives_the_reply_before_it() {
+    use tower_herd::Exhausted;
+    for kind in [RefusalKind::Spend, RefusalKind::Draining, RefusalKind::Exhausted] {
+        let (outcome, task, calls) =
+            walk_over(&[Then::Reply(503), Then::Reply(500), Then::Refuse(kind), Then::Reply(200)]).await;
+        let reply = outcome.unwrap();
+        assert_eq!((reply.status().as_u16(), calls), (500, vec![1, 1, 1, 0]), "{kind:?}");
+        assert_eq!(reply.extensions().get(), Some(&Exhausted::new(2, None)));
+        assert!(task.is_exhausted());
+    }
+    // An error bears no mark, but its task does.
+    let (outcome, task, calls) = walk_over(&[Then::Break, Then::Refuse(RefusalKind::Spend)]).await;
+    assert_eq!(outcome.unwrap_err().to_string(), "the connection broke");
+    assert!(task.is_exhausted() && calls == [1, 1]);
+    // "Nothing found" is an answer, and no failure that was given up.
+    let (outcome, task, _) = walk_over(&[Then::Reply(204), Then::Refuse(RefusalKind::Spend)]).await;
+    let reply = outcome.unwrap();
+    assert_eq!((reply.status().as_u16(), reply.extensions().get::<Exhausted>()), (204, None));
+    assert!(!task.is_exhausted());
+    // And without a reply the refusal it is.
+    let (outcome, _, calls) = walk_over(&[Then::Refuse(RefusalKind::Spend), Then::Reply(200)]).await;
+    assert_eq!(Refusal::find(&*outcome.unwrap_err()).unwrap().kind, RefusalKind::Spend);
+    assert_eq!(calls, [1, 0]);
+}

@@ -1,6 +1,6 @@
 use super::{service::Ladder, wait::Waiting};
 use crate::{
-    BoxError, Classify, Executed, HasTask, Kind, Mode, Refusal, RefusalKind, Safety, Signal, Task,
+    BoxError, Classify, Executed, Exhausted, HasTask, Kind, Mode, Refusal, RefusalKind, Safety, Signal, Task,
     observe::Event,
     provider::{Slot, WaitFor, handover},
     retry::Resend,
@@ -58,9 +58,16 @@ struct Walk<S: Service<Req>, Req, R: Resend<Req>, C> {
     /// The queues of this walk, kept while a rung of them is called that may refuse.
     waiting: Option<Box<Waiting>>,
     /// The last real reply of a rung, while the walk goes on.
-    held: Option<Box<Result<S::Response, BoxError>>>,
+    held: Option<Box<Held<S::Response>>>,
     /// The last refusal of a rung, likewise.
     refused: Option<Box<Result<S::Response, BoxError>>>,
+}
+
+struct Held<Res> {
+    outcome: Result<Res, BoxError>,
+    kind: Kind,
+    /// Calls of this walk, up to this reply.
+    calls: u32,
 }
 
 /// What follows from the outcome of a call.
@@ -184,13 +191,16 @@ where
 
     /// What the caller gets when the walk cannot go on.
     fn give_up(&mut self) -> Result<S::Response, BoxError> {
-        *self.held.take().or_else(|| self.refused.take()).expect("the walk went on from an outcome")
+        match self.held.take() {
+            Some(held) => held.outcome,
+            None => *self.refused.take().expect("the walk went on from an outcome"),
+        }
     }
 
     /// The rung's service did not get ready before the deadline.
     fn not_ready(&mut self) -> Result<S::Response, BoxError> {
         match self.held.take() {
-            Some(held) => *held,
+            Some(held) => held.outcome,
             None => Err(self.ladder.rungs[self.at].provider.not_ready().into()),
         }
     }
@@ -267,10 +277,10 @@ where
         let scope = refusal.scope.as_ref();
         let own = refusal.provider == *here.name() && (scope.is_none() || scope == here.scope_name());
         if kind.is_terminal() {
-            return Next::Return(outcome);
+            return Next::Return(self.last().unwrap_or(outcome));
         }
         if self.kept.is_none() {
-            return Next::Return(self.held.take().map_or(outcome, |held| *held));
+            return Next::Return(self.held.take().map_or(outcome, |held| held.outcome));
         }
         let wait = self.wait_for();
         let mut waiting = self
@@ -298,6 +308,26 @@ where
             Some((rung, slot)) => Next::Call(rung, slot),
             None => Next::Queue,
         }
+    }
+
+    /// The last real reply, when no other call can help the task any more: marked, so that it is not sent
+    /// again further out either.
+    fn last(&mut self) -> Option<Result<S::Response, BoxError>> {
+        let Held { mut outcome, kind, calls } = *self.held.take()?;
+        if !kind.is_success() {
+            if let Ok(reply) = &mut outcome {
+                self.classify.stamp_exhausted(reply, Exhausted::new(calls, None));
+            }
+            if let Some(task) = &self.task {
+                task.give_up();
+            }
+        }
+        Some(outcome)
+    }
+
+    fn hold(&mut self, outcome: Result<S::Response, BoxError>, kind: Kind) {
+        let calls = self.held.take().map_or(0, |held| held.calls).saturating_add(1);
+        self.held = Some(Box::new(Held { outcome, kind, calls }));
     }
 
     /// Tells the layers further out, and the task, where this came from.
@@ -340,12 +370,12 @@ where
             Some((rung, slot)) => {
                 self.charge(signal.kind);
                 self.overflow(rung, signal.kind);
-                self.held = Some(Box::new(outcome));
+                self.hold(outcome, signal.kind);
                 Next::Call(rung, slot)
             }
             None if waits => {
                 self.charge(signal.kind);
-                self.held = Some(Box::new(outcome));
+                self.hold(outcome, signal.kind);
                 Next::Queue
             }
             None => Next::Return(outcome),
@@ -476,7 +506,7 @@ where
                             continue;
                         }
                         Err(refusal) => Next::Return(match me.walk.held.take() {
-                            Some(held) => *held,
+                            Some(held) => held.outcome,
                             None => Err(refusal.into()),
                         }),
                     }
