@@ -2,7 +2,10 @@
 //!
 //! | page | answers |
 //! |---|---|
+//! | [`order`] | why does each layer stand where it stands, and what breaks when two are swapped? |
 //! | [`retries`] | who else repeats my calls, above and below, and how is that switched off? |
 
+#[doc = include_str!("order.md")]
+pub mod order {}
 #[doc = include_str!("retries.md")]
 pub mod retries {}
