@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
-use tower_herd_sim::policy::{Chain, Consecutive, Oracle, Policy, StrictBreaker, ThrottleOnly, TowerHerd};
-use tower_herd_sim::provider::{CallRecord, peak};
+use tower_herd_sim::policy::{
+    Chain, Consecutive, NoBreaker, Oracle, Policy, StrictBreaker, ThrottleOnly, TowerHerd,
+};
+use tower_herd_sim::provider::peak;
 use tower_herd_sim::report::Row;
 use tower_herd_sim::scenario::{Recovery, Run, Scenario, Settings, What, ramp, run, trace_hash};
 
@@ -78,13 +80,16 @@ fn three_stacks_in_front_of_a_provider_that_fails_half_of_its_calls() {
     }
 }
 
+/// The breaker's part is off: at 50 percent, 18 failures among 20 calls come by chance about once in a
+/// minute of 100 calls a second, and what is kept back then is not the budget's doing.
 #[test]
 fn half_of_the_calls_fail_and_five_attempts_are_allowed() {
     let pairs = ["failure=0.5", "stacks=1", "attempts=5"];
     for seed in seeds() {
-        let made = run(&settings(Scenario::Amplification, &pairs), &TowerHerd, seed).unwrap();
+        let made = run(&settings(Scenario::Amplification, &pairs), &NoBreaker, seed).unwrap();
         within_budget(&made);
         assert!(done(&made) >= 0.52, "seed {seed}: {:.3} are done", done(&made));
+        within_budget(&run(&settings(Scenario::Amplification, &pairs), &TowerHerd, seed).unwrap());
     }
 }
 
@@ -214,22 +219,17 @@ fn come_back(settings: &Settings, policy: &dyn Policy, seed: u64) -> Back {
     Back { made, row, recovery }
 }
 
-/// No second brings more calls than the ramp's share of the tasks that start in it, but for the budget of
-/// repetitions, and for chance: five times its deviation. (Which tasks are back is a draw by hash; a
-/// task that waited for its instant comes at it.)
+/// At every instant, of the tasks that asked since the first good call no larger share has got through than
+/// the ramp's, but for chance: which tasks are back is a draw by hash (four deviations are allowed).
 fn below_the_ramp(back: &Back) {
     let Some(good) = back.made.first_good() else { panic!("nothing was served after the return") };
-    let rung = back.made.faulty_rung().unwrap();
-    let rate = back.made.settings.rate.unwrap();
-    for tenth in 10..250u32 {
-        let since = seconds(1) * tenth / 10;
-        let (from, to) = (good + since - seconds(1), good + since);
-        let arrived = rung.records.iter().filter(|r| (from..to).contains(&r.arrival)).count() as f64;
-        let share = ramp(since) * rate;
-        let most = 1.1 * share + 5.0 * share.sqrt() + 3.0;
+    for half in 1..44u32 {
+        let since = seconds(1) * half / 2;
+        let (asked, called) = back.made.readmitted(good, good + since);
+        let share = ramp(since) * asked as f64;
         assert!(
-            arrived <= most,
-            "seed {}: {arrived} calls in the second before {since:?} after the first good one, {most:.0} are allowed",
+            called as f64 <= share + 4.0 * share.sqrt() + 3.0,
+            "seed {}: {called} of {asked} tasks are back {since:?} after the first good call, {share:.0} are due",
             back.made.seed
         );
     }
@@ -251,13 +251,18 @@ fn an_outage_of_ten_minutes() {
     }
 }
 
+/// What stray 429s do to the ceiling is another matter (they cut it each time); the ramp takes no longer.
 #[test]
 fn one_stray_429_in_two_hundred_does_not_stretch_the_ramp() {
     for seed in seeds() {
-        let back = come_back(&outage(&["stray=0.005"]), &TowerHerd, seed);
-        let r = &back.recovery;
-        assert!(r.t95.unwrap() <= 30.0, "seed {seed}: {r:?}");
-        assert_eq!((r.second_trips, back.row.alerts), (0, 1), "seed {seed}");
+        let back = come_back(&outage(&["stray=0.005", "hint=0.05", "hint_form=ms"]), &TowerHerd, seed);
+        let good = back.made.first_good().unwrap();
+        let whole = back.made.events.iter().find(|e| e.at >= good && e.what == What::Ramp(1.0));
+        let took =
+            whole.unwrap_or_else(|| panic!("seed {seed}: the ramp never ended")).at.saturating_sub(good);
+        assert!(took <= seconds(30), "seed {seed}: {took:?}");
+        assert_eq!((back.recovery.second_trips, back.row.alerts), (0, 1), "seed {seed}");
+        below_the_ramp(&back);
     }
 }
 
@@ -280,20 +285,22 @@ fn the_throttle_alone() {
         let r = come_back(&settings, &ThrottleOnly, seed).recovery;
         let back = r.first_good.unwrap() + r.t95.unwrap();
         assert!(back <= 75.0, "seed {seed}: {back} s after the return");
-        // One in ten still goes.
-        assert!(r.outage_share.unwrap() <= 0.2, "seed {seed}: {r:?}");
+        // One in ten still goes, and more until the window has forgotten the good time.
+        assert!(r.outage_share.unwrap() <= 0.25, "seed {seed}: {r:?}");
     }
 }
 
 #[test]
 fn two_hundred_processes_spread_their_probes() {
-    let settings = outage(&["agents=200", "processes=200", "rate=1000", "ceilings=400"]);
-    let back = come_back(&settings, &TowerHerd, 1);
+    let many = ["agents=200", "processes=200", "rate=200", "ceilings=200", "outage=20..150", "duration=151"];
+    let settings = settings(Scenario::Recovery, &many);
+    let made = run(&settings, &TowerHerd, 1).unwrap();
+    // The breakers trip, each after its own 18 failures at one call a second; then there are probes.
+    let last = made.events.iter().filter(|e| e.what == What::Opened).map(|e| e.at).max().unwrap();
     let (from, to) = settings.outage_at().unwrap();
-    // The breakers trip in the first seconds, each after its own 20 calls; then there are probes.
-    let probes: Vec<&CallRecord> =
-        back.made.rungs[0].records.iter().filter(|r| (from + seconds(20)..to).contains(&r.arrival)).collect();
-    let arrivals: Vec<Duration> = probes.iter().map(|r| r.arrival).collect();
+    assert!(last > from && last < from + seconds(60), "{last:?}");
+    let probes = made.rungs[0].records.iter().filter(|r| (last..to).contains(&r.arrival));
+    let arrivals: Vec<Duration> = probes.map(|r| r.arrival).collect();
     assert!(arrivals.len() >= 200, "every process looks now and then: {}", arrivals.len());
     let crowd = peak(&arrivals, Duration::from_millis(3));
     assert!(crowd <= 5, "{crowd} probes of {} in 3 ms", arrivals.len());

@@ -8,9 +8,9 @@ use tower_herd::observe::{Event, Observe};
 use tower_herd::refusal::error_reply;
 use tower_herd::{
     AttemptTimeoutLayer, AttemptsLayer, BreakerLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer,
-    HasTask, HashedFailover, IncomingAttemptsLayer, JitteredRetryLayer, Provider, ProviderSettings,
-    RampedReadmissionLayer, RatioBudget, RetryAfterLayer, Safety, Task, TaskLayer, breaker::BreakerSettings,
-    failover::Rung,
+    HasTask, HashedFailover, IncomingAttemptsLayer, JitteredRetryLayer, Mode, Provider, ProviderSettings,
+    RampedReadmissionLayer, RatioBudget, RetryAfterLayer, Safety, Switch, Task, TaskLayer,
+    breaker::BreakerSettings, failover::Rung,
 };
 
 use super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase, hop::Upstream};
@@ -28,7 +28,10 @@ impl Policy for TowerHerd {
     }
 
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
-        world.processes().map(|process| client(world, process, BreakerSettings::new())).collect()
+        world
+            .processes()
+            .map(|process| client(world, process, BreakerSettings::new(), Mode::Enforce))
+            .collect()
     }
 }
 
@@ -50,7 +53,32 @@ impl Policy for StrictBreaker {
     }
 
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
-        world.processes().map(|process| client(world, process, BreakerSettings::strict())).collect()
+        world
+            .processes()
+            .map(|process| client(world, process, BreakerSettings::strict(), Mode::Enforce))
+            .collect()
+    }
+}
+
+/// The same with its breaker switched off: retries, budget, throttle, pause and limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoBreaker;
+
+impl Policy for NoBreaker {
+    fn name(&self) -> &'static str {
+        "tower-herd-no-breaker"
+    }
+
+    fn plays(&self, settings: &Settings) -> bool {
+        matches!(settings.scenario, Scenario::Amplification | Scenario::Brownout)
+    }
+
+    fn describe(&self, _: &Settings) -> Option<String> {
+        Some("tower-herd with BreakerLayer switched off".into())
+    }
+
+    fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
+        world.processes().map(|process| client(world, process, BreakerSettings::new(), Mode::Off)).collect()
     }
 }
 
@@ -90,7 +118,7 @@ impl Policy for ThrottleOnly {
 }
 
 /// The stack of one process: processes share nothing but the providers themselves.
-fn client(world: &World, process: u32, breaker: BreakerSettings) -> Result<Client, BoxError> {
+fn client(world: &World, process: u32, breaker: BreakerSettings, mode: Mode) -> Result<Client, BoxError> {
     let (fleet, seed) = fleet(world, process);
     let settings = &world.settings;
     let attempts = settings.attempts;
@@ -104,6 +132,7 @@ fn client(world: &World, process: u32, breaker: BreakerSettings) -> Result<Clien
         let log = world.log.clone();
         let breaker = BreakerLayer::new(&provider)
             .settings(breaker)?
+            .switch(&Switch::new(mode))
             .on_alert(move |_| log.note(process, i, What::Alert));
         // Of a service of one's own one knows that it hears of deadlines.
         let stack = stack(&provider, breaker, service, timeout(settings), world.is_above());

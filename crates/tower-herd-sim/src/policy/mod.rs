@@ -59,7 +59,7 @@ use tower_service::Service;
 
 pub use chain::{Chain, Wait};
 pub use consecutive::Consecutive;
-pub use herd::{StrictBreaker, ThrottleOnly, TowerHerd};
+pub use herd::{NoBreaker, StrictBreaker, ThrottleOnly, TowerHerd};
 pub use hop::Upstream;
 pub use oracle::Oracle;
 #[cfg(feature = "peers")]
@@ -209,6 +209,7 @@ impl Registry {
         all.add(Consecutive);
         all.add(ThrottleOnly);
         all.add(StrictBreaker);
+        all.add(NoBreaker);
         all.add(TowerHerd);
         all.add(Oracle);
         all

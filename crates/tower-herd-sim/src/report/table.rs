@@ -57,7 +57,8 @@ probes       of those calls the ones after 10 s; at once: most in flight; /100ms
 good         seconds from the return to the end of the first call that was served
 t50, t95     from there until that much of what the oracle does in 5 s is done, for 10 s on end
 again        openings of a breaker after the return
-over ramp    most arrivals in any second beyond the share of its tasks that the ramp lets through";
+ahead        of the tasks that asked since the first good call, the share let through beyond the ramp
+over ramp    arrivals of the worst second beyond the ramp's share of the tasks that started in it";
 
 /// One line a row, under a head.
 pub fn table(rows: &[Row]) -> String {
@@ -151,7 +152,7 @@ pub(super) const EXTRAS: [Figure; 8] = [
 ];
 
 /// The figures of an outage.
-pub(super) const OUTAGE: [Figure; 10] = [
+pub(super) const OUTAGE: [Figure; 11] = [
     ("down", 0, |r| r.recovery.as_ref().map(|r| r.outage_calls as f64)),
     ("share", 3, |r| r.recovery.as_ref()?.outage_share),
     ("probes", 0, |r| r.recovery.as_ref().map(|r| r.probes as f64)),
@@ -161,6 +162,7 @@ pub(super) const OUTAGE: [Figure; 10] = [
     ("t50", 1, |r| r.recovery.as_ref()?.t50),
     ("t95", 1, |r| r.recovery.as_ref()?.t95),
     ("again", 0, |r| r.recovery.as_ref().map(|r| r.second_trips as f64)),
+    ("ahead", 3, |r| r.recovery.as_ref().map(|r| r.ahead)),
     ("over ramp", 0, |r| r.recovery.as_ref().map(|r| r.over_ramp)),
 ];
 

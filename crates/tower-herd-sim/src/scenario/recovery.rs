@@ -1,5 +1,6 @@
 //! What an outage and its end looked like from the provider.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -42,8 +43,11 @@ pub struct Recovery {
     pub t95: Option<f64>,
     /// Breakers that opened again between the return and the end of the run.
     pub second_trips: u64,
+    /// By how much, at the worst, the share of tasks that had got through was ahead of the ramp: of all
+    /// those that asked since the first good call, whether they got through, wait or gave up.
+    pub ahead: f64,
     /// By how many calls, at the worst, the arrivals of a second were more than the ramp's share of
-    /// the tasks that started in it.
+    /// the tasks that started in it. Tasks that waited for their turn come on top of that share.
     pub over_ramp: f64,
 }
 
@@ -101,8 +105,29 @@ impl Run {
                 .iter()
                 .filter(|e| e.what == What::Opened && first_good.is_some_and(|at| e.at >= at))
                 .count() as u64,
+            ahead: first_good.map_or(0.0, |at| Row::round(self.ahead(at))),
             over_ramp: first_good.map_or(0.0, |at| Row::round(self.over_ramp(rung, at))),
         })
+    }
+
+    /// Of the tasks that asked from `good` to `at`, how many there are, and how many called the rung.
+    pub fn readmitted(&self, good: Duration, at: Duration) -> (usize, usize) {
+        let asked = self.tasks.iter().filter(|t| t.ended >= good && t.started < at).count();
+        let Some(rung) = self.faulty_rung() else { return (asked, 0) };
+        let since = rung.records.iter().filter(|r| (good..at).contains(&r.arrival));
+        let called: BTreeSet<u64> = since.filter_map(|r| r.task).collect();
+        (asked, called.len())
+    }
+
+    /// The worst lead of the share that got through over the ramp.
+    fn ahead(&self, good: Duration) -> f64 {
+        let seconds = (1u32..).map(|n| Duration::from_secs(1) * n);
+        let ramping = seconds.take_while(|since| ramp(*since) < 1.0);
+        let lead = ramping.map(|since| {
+            let (asked, called) = self.readmitted(good, good + since);
+            called as f64 / asked.max(1) as f64 - ramp(since)
+        });
+        lead.fold(0.0, f64::max)
     }
 
     /// The worst second of the ramp: arrivals less the share of the tasks that started in it.
