@@ -57,8 +57,8 @@ probes       of those calls the ones after 10 s; at once: most in flight; /100ms
 good         seconds from the return to the end of the first call that was served
 t50, t95     from there until that much of what the oracle does in 5 s is done, for 10 s on end
 again        openings of a breaker after the return
-ahead        of the tasks that asked since the first good call, the share let through beyond the ramp
-over ramp    arrivals of the worst second beyond the ramp's share of the tasks that started in it";
+ahead        share of the tasks that asked since then and were let through, beyond the ramp
+over ramp    arrivals of the worst second beyond the share of tasks that started in it";
 
 /// One line a row, under a head.
 pub fn table(rows: &[Row]) -> String {
