@@ -290,6 +290,12 @@ impl<T, R> Herd<T, R> {
         self
     }
 
+    /// Draws the waits of its retries from a fixed seed, for runs that repeat: the last setter to call.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        self.change(|parts| parts.retry = parts.retry.clone().seed(seed))
+    }
+
     /// Who is told of repetitions; the providers tell the observer of their fleet.
     #[must_use]
     pub fn observer(self, observer: impl Observe) -> Self {
