@@ -20,8 +20,8 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_herd::{
     AttemptTimeout, AttemptTimeoutLayer, AttemptsLayer, BoxError, BreakerLayer, BudgetLayer, ClassifyLayer,
     Exhausted, Fleet, FleetLimitLayer, Herd, JitteredRetryLayer, Kind, Mode, Provider, ProviderSettings,
-    RampedReadmissionLayer, RatioBudget, Refusal, RefusalKind, RetryAfterLayer, Safety, Signal, Task, TaskLayer,
-    TokenLimitLayer,
+    RampedReadmissionLayer, RatioBudget, Refusal, RefusalKind, RetryAfterLayer, Safety, Signal, Task,
+    TaskLayer, TokenLimitLayer,
     breaker::BreakerSettings,
     budget::BudgetSettings,
     failover::Rung,
@@ -113,8 +113,11 @@ fn by_hand<S>(
     provider: &Provider,
     seed: u64,
     inner: S,
-) -> impl Service<Request, Response = http::Response<impl http_body::Body<Data = Bytes, Error = BoxError>>, Error = BoxError>
-+ Clone
+) -> impl Service<
+    Request,
+    Response = http::Response<impl http_body::Body<Data = Bytes, Error = BoxError>>,
+    Error = BoxError,
+> + Clone
 where
     S: Service<Request, Response = Reply, Error = std::io::Error> + Clone,
 {
@@ -166,15 +169,16 @@ where
     let mut seen = Vec::new();
     for key in 0..many as u64 {
         let outcome = service.clone().oneshot(of_task(key)).await;
-        let exhausted =
-            outcome.as_ref().is_ok_and(|reply| reply.extensions().get::<Exhausted>().is_some());
+        let exhausted = outcome.as_ref().is_ok_and(|reply| reply.extensions().get::<Exhausted>().is_some());
         let outcome = match outcome {
             Ok(reply) => {
                 let status = reply.status().as_u16();
                 reply.into_body().collect().await.map(|_| status).map_err(|error| error.to_string())
             }
             // When it may be tried again differs by the jitter of what came before.
-            Err(error) => Err(kind(&error).map_or_else(|| error.to_string(), |kind| kind.as_str().to_owned())),
+            Err(error) => {
+                Err(kind(&error).map_or_else(|| error.to_string(), |kind| kind.as_str().to_owned()))
+            }
         };
         seen.push(Seen {
             outcome,
@@ -327,7 +331,11 @@ async fn a_ladder_goes_to_the_next_rung_and_waits_nowhere() {
     drop(client);
     let (at_a, at_b) = (a.clone(), b.clone());
     let client = service_fn(move |request: Request| {
-        let script = if request.extensions().get::<&'static str>() == Some(&"a") { at_a.clone() } else { at_b.clone() };
+        let script = if request.extensions().get::<&'static str>() == Some(&"a") {
+            at_a.clone()
+        } else {
+            at_b.clone()
+        };
         async move { script.service().oneshot(request).await }
     });
     let service = Herd::ladder(rungs).unwrap().layer(client);
@@ -556,13 +564,19 @@ fn a_file_is_read_and_its_typing_errors_are_told() {
     }"#;
     let config: HerdConfig = serde_json::from_str(text).unwrap();
     assert_eq!((config.deadline, config.attempt.headers), (S(90), S(45)));
-    assert_eq!((config.modes.of(Concern::Breaker), config.modes.of(Concern::Budget)), (Mode::Observe, Mode::Off));
+    assert_eq!(
+        (config.modes.of(Concern::Breaker), config.modes.of(Concern::Budget)),
+        (Mode::Observe, Mode::Off)
+    );
     assert_eq!(config.rungs[0].settings.breaker.unwrap().open, S(300));
     Herd::from_config(&Fleet::local(), &config).unwrap();
     let back: HerdConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
     assert_eq!(back, config);
     for wrong in [r#"{ "deadlin": "1m" }"#, r#"{ "deadline": 60 }"#, r#"{ "modes": { "breker": "off" } }"#] {
         let error = serde_json::from_str::<HerdConfig>(wrong).unwrap_err().to_string();
-        assert!(error.contains("deadlin") || error.contains("breker") || error.contains("duration"), "{error}");
+        assert!(
+            error.contains("deadlin") || error.contains("breker") || error.contains("duration"),
+            "{error}"
+        );
     }
 }

@@ -93,8 +93,8 @@ where
     }
 
     #[inline(always)]
-    pub(super) fn direct(body: B, wire: Option<OnWire>, idle: Duration) -> Self {
-        HerdBody { inner: Inner::Direct { body, wire, idle, wait: None, is_over: false }, flight: None }
+    pub(super) fn direct(body: B, wire: Option<OnWire>, idle: Duration, flight: Option<Flight>) -> Self {
+        HerdBody { inner: Inner::Direct { body, wire, idle, wait: None, is_over: false }, flight }
     }
 }
 
@@ -103,7 +103,7 @@ where
     B::Error: Into<BoxError>,
 {
     fn default() -> Self {
-        Self::direct(B::default(), None, Duration::MAX)
+        Self::direct(B::default(), None, Duration::MAX, None)
     }
 }
 
@@ -131,9 +131,10 @@ where
                         ready!(silent(wait, *idle, cx));
                         *is_over = true;
                         // Given up by us: it may still run there.
-                        if let Some(wire) = wire.take() {
-                            wire.give_up();
+                        if let Some(open) = wire {
+                            open.give_up();
                         }
+                        *wire = None;
                         let error = AttemptTimeout { phase: Phase::Idle, after: *idle };
                         return Poll::Ready(Some(Err(error.into())));
                     }
@@ -177,13 +178,15 @@ fn is_data<D>(frame: &Result<Frame<D>, BoxError>) -> bool {
 
 /// The body ends with this frame.
 fn settle<D>(wire: &mut Option<OnWire>, frame: Option<&Result<Frame<D>, BoxError>>) {
-    let Some(wire) = wire.take() else { return };
-    match frame {
-        Some(Err(error)) if is_timeout(&**error) => wire.give_up(),
-        Some(Err(_)) => wire.end(Some(&Signal::new(Kind::Failed))),
-        Some(Ok(frame)) => wire.end(frame.trailers_ref().and_then(grpc::trailers).as_ref()),
-        None => wire.end(None),
+    if let Some(open) = wire {
+        match frame {
+            Some(Err(error)) if is_timeout(&**error) => open.give_up(),
+            Some(Err(_)) => open.end(Some(&Signal::new(Kind::Failed))),
+            Some(Ok(frame)) => open.end(frame.trailers_ref().and_then(grpc::trailers).as_ref()),
+            None => open.end(None),
+        }
     }
+    *wire = None;
 }
 
 /// Whether the body has been silent for too long.

@@ -350,10 +350,7 @@ impl<S: Clone, Req, R: Clone> Layer<S> for Herd<Ladder<Req>, R> {
             .resend(self.resend.clone())
             .classify(parts.classify.clone());
         let retry = parts.retry.clone().resend(self.resend.clone());
-        HerdService::new(
-            Rungs::new(retry.layer(ladder.layer(inner)), parts.shared.clone()),
-            parts.shared.clone(),
-        )
+        HerdService::new(Rungs::new(retry.layer(ladder.layer(inner))), parts.shared.clone())
     }
 }
 

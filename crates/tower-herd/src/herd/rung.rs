@@ -216,7 +216,7 @@ where
                         // One way in and one out: a reply is large, and each move costs.
                         Ok(reply) if is_plain => {
                             return Poll::Ready(Ok(
-                                reply.map(|body| HerdBody::direct(body, wire.take(), terms.idle))
+                                reply.map(|body| HerdBody::direct(body, wire.take(), terms.idle, None))
                             ));
                         }
                         other => other,
@@ -263,9 +263,10 @@ pub(super) fn is_plain<B: Body>(
     }
     report.head(&signal);
     if reply.body().is_end_stream()
-        && let Some(wire) = wire.take()
+        && let Some(open) = wire
     {
-        wire.end(None);
+        open.end(None);
+        *wire = None;
     }
     true
 }

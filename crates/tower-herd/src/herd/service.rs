@@ -38,10 +38,7 @@ pub struct HerdService<I> {
 pub struct OneRung<S, R>(JitteredRetry<Guarded<S>, HerdClassify, R>);
 
 /// Inside a [`HerdService`] for a ladder: its rungs, each around `S`.
-pub struct Rungs<S, Req, R>(
-    JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>,
-    Arc<Shared>,
-);
+pub struct Rungs<S, Req, R>(JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>);
 
 impl<I> HerdService<I> {
     pub(super) fn new(inner: I, shared: Arc<Shared>) -> Self {
@@ -58,9 +55,8 @@ impl<S, R> OneRung<S, R> {
 impl<S, Req, R> Rungs<S, Req, R> {
     pub(super) fn new(
         retry: JitteredRetry<HashedFailover<Guarded<S>, Req, R, HerdClassify>, HerdClassify, R>,
-        shared: Arc<Shared>,
     ) -> Self {
-        Rungs(retry, shared)
+        Rungs(retry)
     }
 }
 
@@ -78,7 +74,7 @@ impl<S: Clone, R> Clone for OneRung<S, R> {
 
 impl<S, Req, R: Clone> Clone for Rungs<S, Req, R> {
     fn clone(&self) -> Self {
-        Rungs(self.0.clone(), self.1.clone())
+        Rungs(self.0.clone())
     }
 }
 
@@ -100,33 +96,123 @@ impl<S, Req, R> fmt::Debug for Rungs<S, Req, R> {
     }
 }
 
-impl<I, A, B> Service<http::Request<A>> for HerdService<I>
+impl<S, A, B, R> Service<http::Request<A>> for HerdService<OneRung<S, R>>
 where
-    I: Service<http::Request<A>, Response = http::Response<HerdBody<B>>, Error = BoxError>,
+    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
+    S::Error: Into<BoxError>,
+    A: Body,
     B: Body,
     B::Error: Into<BoxError>,
+    R: Resend<http::Request<A>>,
 {
     type Response = http::Response<HerdBody<B>>;
     type Error = BoxError;
-    type Future = ResponseFuture<I::Future>;
+    type Future = DirectFuture<S::Future, Guarded<S>, http::Request<A>, R>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx)
+        self.inner.0.poll_ready(cx)
     }
 
     #[inline]
     fn call(&mut self, mut request: http::Request<A>) -> Self::Future {
-        let Some(flight) = self.shared.depart() else {
-            return ResponseFuture {
-                state: State::Refused { error: Some(self.shared.draining()) },
-                flight: None,
-            };
-        };
+        let flight = self.shared.depart();
         if self.shared.has_default_safety() {
             self.shared.declare_safety(&mut request);
         }
-        ResponseFuture { state: State::Calling { future: self.inner.call(request) }, flight: Some(flight) }
+        let (guarded, shared) = self.inner.0.parts();
+        let layers = &guarded.layers;
+        let is_short = flight.is_some()
+            && !shared.listens()
+            && shared.mode() == Mode::Enforce
+            && layers.are_clear(&request)
+            && layers.provider.try_bare_slot();
+        if !is_short {
+            return self.long(request, flight);
+        }
+        let deposited = shared.deposit(&request);
+        let kept = shared.resend.keep(&mut request);
+        let wire = Some(OnWire::bare(&layers.provider, &request));
+        let task_end = if kept.is_none() { request.task().and_then(Task::deadline_at) } else { None };
+        DirectFuture {
+            path: Path::Direct {
+                call: guarded.inner.call(request),
+                wire,
+                kept,
+                timer: None,
+                task_end,
+                deposited,
+                terms: layers.terms(),
+                shared: Some(shared.clone()),
+            },
+            flight,
+        }
+    }
+}
+
+impl<S, R> HerdService<OneRung<S, R>> {
+    /// Through the layers themselves, or nowhere.
+    #[cold]
+    #[inline(never)]
+    fn long<A, B>(
+        &mut self,
+        mut request: http::Request<A>,
+        flight: Option<Flight>,
+    ) -> DirectFuture<S::Future, Guarded<S>, http::Request<A>, R>
+    where
+        S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
+        S::Error: Into<BoxError>,
+        A: Body,
+        B: Body,
+        B::Error: Into<BoxError>,
+        R: Resend<http::Request<A>>,
+    {
+        let path = if flight.is_none() {
+            Path::Refused { error: Some(self.shared.draining()) }
+        } else {
+            self.shared.start_task(&mut request, Instant::now());
+            Path::Layers { future: Box::pin(self.inner.0.call(request)) }
+        };
+        DirectFuture { path, flight }
+    }
+}
+
+impl<S, A, B, R> Service<http::Request<A>> for HerdService<Rungs<S, http::Request<A>, R>>
+where
+    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
+    S::Error: Into<BoxError>,
+    A: Body,
+    B: Body,
+    B::Error: Into<BoxError>,
+    R: Resend<http::Request<A>> + Clone,
+{
+    type Response = http::Response<HerdBody<B>>;
+    type Error = BoxError;
+    type Future = ResponseFuture<
+        retry::future::ResponseFuture<
+            HashedFailover<Guarded<S>, http::Request<A>, R, HerdClassify>,
+            http::Request<A>,
+            HerdClassify,
+            R,
+        >,
+    >;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.0.poll_ready(cx)
+    }
+
+    #[inline]
+    fn call(&mut self, mut request: http::Request<A>) -> Self::Future {
+        let flight = self.shared.depart();
+        if flight.is_none() {
+            return ResponseFuture { state: State::Refused { error: Some(self.shared.draining()) }, flight };
+        }
+        if self.shared.has_default_safety() {
+            self.shared.declare_safety(&mut request);
+        }
+        self.shared.start_task(&mut request, Instant::now());
+        ResponseFuture { state: State::Calling { future: self.inner.0.call(request) }, flight }
     }
 }
 
@@ -157,7 +243,7 @@ impl Shared {
 }
 
 pin_project! {
-    /// The future of a [`HerdService`].
+    /// The future of a [`HerdService`] for a ladder.
     pub struct ResponseFuture<F> {
         #[pin]
         state: State<F>,
@@ -203,88 +289,8 @@ impl<F> fmt::Debug for ResponseFuture<F> {
     }
 }
 
-impl<S, A, B, R> Service<http::Request<A>> for Rungs<S, http::Request<A>, R>
-where
-    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
-    S::Error: Into<BoxError>,
-    A: Body,
-    B: Body,
-    B::Error: Into<BoxError>,
-    R: Resend<http::Request<A>> + Clone,
-{
-    type Response = http::Response<HerdBody<B>>;
-    type Error = BoxError;
-    type Future = retry::future::ResponseFuture<
-        HashedFailover<Guarded<S>, http::Request<A>, R, HerdClassify>,
-        http::Request<A>,
-        HerdClassify,
-        R,
-    >;
-
-    #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.0.poll_ready(cx)
-    }
-
-    #[inline]
-    fn call(&mut self, mut request: http::Request<A>) -> Self::Future {
-        self.1.start_task(&mut request, Instant::now());
-        self.0.call(request)
-    }
-}
-
-impl<S, A, B, R> Service<http::Request<A>> for OneRung<S, R>
-where
-    S: Service<http::Request<A>, Response = http::Response<B>> + Clone,
-    S::Error: Into<BoxError>,
-    A: Body,
-    B: Body,
-    B::Error: Into<BoxError>,
-    R: Resend<http::Request<A>>,
-{
-    type Response = http::Response<HerdBody<B>>;
-    type Error = BoxError;
-    type Future = DirectFuture<S::Future, Guarded<S>, http::Request<A>, R>;
-
-    #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.0.poll_ready(cx)
-    }
-
-    #[inline]
-    fn call(&mut self, mut request: http::Request<A>) -> Self::Future {
-        let (guarded, shared) = self.0.parts();
-        let layers = &guarded.layers;
-        let is_short = !shared.listens()
-            && shared.mode() == Mode::Enforce
-            && layers.are_clear(&request)
-            && layers.provider.try_bare_slot();
-        if !is_short {
-            layers.shared.start_task(&mut request, Instant::now());
-            return DirectFuture { path: Path::Layers { future: Box::pin(self.0.call(request)) } };
-        }
-        let deposited = shared.deposit(&request);
-        let kept = shared.resend.keep(&mut request);
-        let wire = Some(OnWire::bare(&layers.provider, &request));
-        let task_end = if kept.is_none() { request.task().and_then(Task::deadline_at) } else { None };
-        let terms = layers.terms();
-        DirectFuture {
-            path: Path::Direct {
-                call: guarded.inner.call(request),
-                wire,
-                kept,
-                timer: None,
-                task_end,
-                deposited,
-                terms,
-                shared: Some(shared.clone()),
-            },
-        }
-    }
-}
-
 pin_project! {
-    /// The future of [`OneRung`]: the first attempt, if nothing stands in its way; all else goes through the
+    /// The future of a [`HerdService`] for one provider: the first attempt, if nothing stands in its way; all else goes through the
     /// layers.
     pub struct DirectFuture<F, G, Req, R>
     where
@@ -293,6 +299,7 @@ pin_project! {
     {
         #[pin]
         path: Path<F, G, Req, R>,
+        flight: Option<Flight>,
     }
 }
 
@@ -315,6 +322,7 @@ pin_project! {
             shared: Option<Arc<retry::Shared<G, HerdClassify, R>>>,
         },
         Layers { future: Pin<Box<retry::future::ResponseFuture<G, Req, HerdClassify, R>>> },
+        Refused { error: Option<BoxError> },
     }
 }
 
@@ -347,8 +355,11 @@ where
                         && is_plain(reply, wire, classify, terms)
                     {
                         // One way in and one out: a reply is large, and each move costs.
+                        let flight = me.flight.take();
                         return polled
-                            .map_ok(|reply| reply.map(|body| HerdBody::direct(body, wire.take(), terms.idle)))
+                            .map_ok(|reply| {
+                                reply.map(|body| HerdBody::direct(body, wire.take(), terms.idle, flight))
+                            })
                             .map_err(Into::into);
                     }
                     let outcome = match polled {
@@ -386,7 +397,16 @@ where
                     );
                     me.path.set(Path::Layers { future: Box::pin(future) });
                 }
-                PathProj::Layers { future } => return future.as_mut().poll(cx),
+                PathProj::Layers { future } => {
+                    let mut polled = future.as_mut().poll(cx);
+                    if let Poll::Ready(Ok(reply)) = &mut polled {
+                        reply.body_mut().keep(me.flight.take());
+                    }
+                    return polled;
+                }
+                PathProj::Refused { error } => {
+                    return Poll::Ready(Err(error.take().expect("polled after completion")));
+                }
             }
         }
     }

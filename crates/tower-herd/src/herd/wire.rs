@@ -43,9 +43,9 @@ impl OnWire {
         self.report.as_mut().expect("settled by value only")
     }
 
-    /// The reply has ended: well, or with this signal.
+    /// The reply has ended: well, or with this signal. In place, since it is large; what is left is empty.
     #[inline]
-    pub(super) fn end(mut self, late: Option<&Signal>) {
+    pub(super) fn end(&mut self, late: Option<&Signal>) {
         if let Some(mut report) = self.report.take() {
             report.end(late);
             match std::mem::replace(&mut self.hold, Hold::Bare) {
@@ -56,7 +56,7 @@ impl OnWire {
     }
 
     /// We waited long enough for its reply; it may still run there, so its slot lingers.
-    pub(super) fn give_up(mut self) {
+    pub(super) fn give_up(&mut self) {
         self.report().end(Some(&Signal::new(Kind::Failed)));
     }
 
