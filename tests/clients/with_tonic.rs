@@ -2,7 +2,7 @@
 
 use crate::{
     gaps, gates,
-    grpc::{Server, Text, fails, pushing_back, says},
+    grpc::{Server, Text, fails, pushing_back, retry_info, says},
     ms, provider, refusing, secs, settled,
 };
 use futures_util::{StreamExt, stream};
@@ -153,6 +153,42 @@ async fn a_negative_pushback_means_never() {
         let status = unary(stack!(&p, server.channel()), costly("hi".to_owned())).await.unwrap_err();
         assert_eq!((status.code(), server.calls().len()), (code, 1));
     }
+}
+
+// Of an error that comes before any message, and of one that comes after: in the head, and in the trailers.
+#[tokio::test]
+async fn a_retry_info_among_the_details_is_waited_for() {
+    let told = || retry_info(&Status::resource_exhausted("slowly"), ms(700));
+    let server = Server::start(move |n| match n {
+        0 => fails(told()),
+        1 => says(&["one"]).then(told()),
+        _ => says(&["two"]),
+    })
+    .await;
+    let p = provider("p", 4);
+    let service = stack!(&p, server.channel());
+    // An unkeyed write: that it is told when to come back proves that it was not executed.
+    let (messages, end) = listen(service.clone(), Request::new("hi".to_owned())).await.unwrap();
+    assert_eq!((messages.as_slice(), server.calls().len()), (&["one".to_owned()][..], 2));
+    assert_eq!(end.unwrap_err().details(), told().details(), "the caller can read them too");
+    assert_eq!(listen(service, costly("hi".to_owned())).await.unwrap().0, ["two"]);
+    let gaps = gaps(&times(&server));
+    assert!((ms(700)..secs(4)).contains(&gaps[0]), "{gaps:?}");
+    assert!((ms(700)..secs(4)).contains(&(gaps[1] - gaps[0])), "{gaps:?}");
+    settled(&p).await;
+}
+
+#[tokio::test]
+async fn a_pushback_beats_the_retry_info() {
+    let server = Server::start(|n| match n {
+        0 => fails(pushing_back(retry_info(&Status::unavailable("not yet"), secs(30)), "100")),
+        _ => says(&["hello"]),
+    })
+    .await;
+    let p = provider("p", 4);
+    assert_eq!(unary(stack!(&p, server.channel()), costly("hi".to_owned())).await.unwrap(), "hello");
+    let gaps = gaps(&times(&server));
+    assert!((ms(100)..secs(10)).contains(&gaps[0]), "{gaps:?}");
 }
 
 #[tokio::test]

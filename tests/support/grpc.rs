@@ -75,6 +75,35 @@ pub fn pushing_back(mut status: Status, millis: &'static str) -> Status {
     status
 }
 
+/// The same with a `google.rpc.RetryInfo` among its details, as Google's services and their libraries send it.
+pub fn retry_info(status: &Status, wait: Duration) -> Status {
+    // Protobuf by hand: a field's number and type, then its value.
+    let number = |field: u8, number: u64| {
+        let mut field = vec![field << 3];
+        let mut rest = number;
+        while rest > 0x7f {
+            field.push(rest as u8 | 0x80);
+            rest >>= 7;
+        }
+        field.push(rest as u8);
+        field
+    };
+    let bytes =
+        |field: u8, bytes: &[u8]| [&[field << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat();
+    let any = |kind: &[u8], value: &[u8]| {
+        let name = [b"type.googleapis.com/google.rpc.", kind].concat();
+        bytes(3, &[bytes(1, &name), bytes(2, value)].concat())
+    };
+    let delay = [number(1, wait.as_secs()), number(2, u64::from(wait.subsec_nanos()))].concat();
+    let details = [
+        number(1, status.code() as u64),
+        bytes(2, status.message().as_bytes()),
+        any(b"ErrorInfo", &bytes(1, b"RATE_LIMIT_EXCEEDED")),
+        any(b"RetryInfo", &bytes(1, &delay)),
+    ];
+    Status::with_details(status.code(), status.message(), details.concat().into())
+}
+
 impl Answer {
     pub fn then(mut self, status: Status) -> Self {
         self.end = Err(status);
