@@ -77,6 +77,9 @@ async fn the_stack_loses_nothing_where_the_naive_chain_floods() {
         "alerts",
         "peak_100ms",
         "in_flight_peak",
+        "longest_wait",
+        "oracle_longest_wait",
+        "trips",
     ];
     expected.sort_unstable();
     assert_eq!(keys, expected);
