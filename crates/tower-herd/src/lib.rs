@@ -43,6 +43,8 @@
 //!
 //! # The order, and what breaks when two are swapped
 //!
+//! In short; [the guide](guide::order) says why, builds the whole of it by hand, and for several accounts.
+//!
 //! | outer | inner | swapped |
 //! |---|---|---|
 //! | [`TaskLayer`] | [`ToolCallsLayer`] | calls that bring no task of their own are remembered by nobody |
@@ -56,7 +58,7 @@
 //! | [`RetryAfterLayer`] | [`TokenLimitLayer`] | the tokens of a paused provider are taken by calls that cannot be made |
 //! | [`TokenLimitLayer`] | [`FleetLimitLayer`] | who waits for tokens holds a slot meanwhile |
 //! | [`FleetLimitLayer`] | [`AttemptsLayer`] | what is told of the time that is left is what was left before the queue |
-//! | [`AttemptsLayer`] | [`ClassifyLayer`] | the sensor sees replies from which our own number of attempts was taken: no harm, but no gain |
+//! | [`AttemptsLayer`] | [`ClassifyLayer`] | nothing: only headers pass between them |
 //! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
 //!
 //! A stack leaves out what it does not need. Then these meet:
