@@ -30,7 +30,8 @@
 //! | throttled | if its wait is longer than the hint patience (2 s), into a free slot; else the reply goes out, to the retry layer |
 //! | overloaded, failed | if the request may suffer it, within the task's allowance, into a free slot |
 //! | account empty, misconfigured | yes |
-//! | refused by a layer of the rung | yes |
+//! | refused by a layer of the rung, until some instant | yes |
+//! | refused by a layer of the rung for good (no money left, draining) | no: the caller gets the reply before it, marked as the last one, or the refusal if there was none |
 //!
 //! One call of the ladder is one walk; a rung that was called in it is not called again. If no rung
 //! could be called before the task's deadline, the answer is a [`Refusal`](crate::Refusal) of kind
