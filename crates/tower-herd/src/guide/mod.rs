@@ -3,9 +3,12 @@
 //! | page | answers |
 //! |---|---|
 //! | [`order`] | why does each layer stand where it stands, and what breaks when two are swapped? |
+//! | [`numbers`] | which ceiling, budget, timeout, breaker and ramp, from what, and what do the defaults cost? |
 //! | [`retries`] | who else repeats my calls, above and below, and how is that switched off? |
 
 #[doc = include_str!("order.md")]
 pub mod order {}
+#[doc = include_str!("numbers.md")]
+pub mod numbers {}
 #[doc = include_str!("retries.md")]
 pub mod retries {}
