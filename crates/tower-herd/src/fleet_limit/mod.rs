@@ -76,6 +76,7 @@
 //! are, boxed.
 //!
 //! [`Provider`]: crate::Provider
+//! [`Provider::in_flight`]: crate::Provider::in_flight
 
 mod future;
 mod hold;
