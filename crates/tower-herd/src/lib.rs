@@ -110,10 +110,11 @@
 //! | `Clone` is not implemented for the request or its body, "required for `CloneRequest`" | `.resend(replay(cap, Body::new))` on the layer ([`retry`]) |
 //! | `Clone` is not implemented for the client | a retry and a ladder call it again: give it in a handle that is `Clone`, such as tower's `Buffer` |
 //!
-//! # What else retries
+//! # The guide
 //!
-//! SDKs, HTTP clients, meshes and frameworks repeat calls too, and none of them sees what these layers know:
-//! [which, and how to switch them off](guide::retries).
+//! [Why the order is what it is](guide::order), [which numbers to choose](guide::numbers), [how to try the stack in
+//! production first](guide::observe_first); and since SDKs, HTTP clients, meshes and frameworks repeat calls too, and
+//! none of them sees what these layers know: [which, and how to switch them off](guide::retries).
 //!
 //! # Features
 //!
@@ -135,6 +136,10 @@
 //! | `retry-after` | [`RetryAfterLayer`] |
 //! | `spend` | [`SpendLayer`] |
 //! | `tool-calls` | [`ToolCallsLayer`] |
+//! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`, `attempts`,
+//! `breaker`, `budget`, `fleet-limit` (with the limit on tokens), `hashed-failover`, `jittered-retry`,
+//! `ramped-readmission`, `retry-after`, `spend`, `tool-calls`; `herd` is all of a stack. `http` brings the HTTP and gRPC
+//! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which
 //! prove that nothing was executed, so that even an unkeyed POST may be sent again (without it only a

@@ -13,8 +13,14 @@
 //! | [`TaskLayer`](crate::TaskLayer) | as `Enforce`: it holds nothing back | starts no task |
 //! | `JitteredRetryLayer` | what would be sent again is counted, and returned; the budget is asked, and gets back what it gave | no copy is kept, nothing is sent again |
 //! | `HashedFailoverLayer` | each call goes to the first rung of its order; counted is who would have gone on from there, or waited | each call goes to the first rung of its order |
+//! | `RampedReadmissionLayer` | who is not back yet is counted, and passes | all pass |
+//! | `SpendLayer` | a call that its task has no money for is counted, and passes uncharged | nothing is charged |
+//! | `BreakerLayer` | it opens and closes as it would, alerts included; who comes meanwhile is counted, and passes | nothing is counted; an open one is reset by the next call |
+//! | `BudgetLayer` | calls that it would have drawn are counted, and pass | all pass; the sensor counts on |
 //! | `RetryAfterLayer` | calls that come in a pause are counted, and pass | all pass |
+//! | `TokenLimitLayer` | a call that would have waited, or is too large, is counted, and passes | no tokens are taken |
 //! | `FleetLimitLayer` | a call that finds no slot is counted, and passes without one | nobody takes a slot |
+//! | `AttemptsLayer` | requests that would be written to are counted; retries further in are reported | nothing is written, read or reported |
 //! | [`ClassifyLayer`](crate::ClassifyLayer) | as `Enforce`: it only observes | nothing is learned from its calls |
 //! | `AttemptTimeoutLayer` | calls that outlive it are counted, and go on | no call is timed |
 //!
