@@ -74,6 +74,12 @@
 //! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
 //! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
 //! | [`RetryAfterLayer`] | [`AttemptTimeoutLayer`] | the timeout runs while a pause is waited out, and cuts that wait: the hint is kept from who would send again |
+//! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a scope's pause holds a slot of the provider meanwhile |
+//! | [`FleetLimitLayer`] | [`AttemptsLayer`] | what is told of the time that is left is what was left before the queue |
+//! | [`FleetLimitLayer`] | [`ClassifyLayer`] | the time in our own queue counts as the provider's, which looks slow |
+//! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
+//!
+//! [The guide](guide::order) has the reasons, and the code of the whole stack.
 //!
 //! On a server, [`IncomingAttemptsLayer`] stands around the handlers, inside [`TaskLayer`]: see [`attempts`].
 //!
