@@ -17,7 +17,7 @@ use std::{
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, util::BoxCloneSyncService};
 use tower_herd::{
     AttemptTimeoutLayer, AttemptsLayer, BoxError, BreakerLayer, BudgetLayer, Classify, ClassifyLayer, Fleet,
-    FleetLimitLayer, HashedFailover, JitteredRetryLayer, Kind, Mode, Provider, ProviderSettings,
+    FleetLimitLayer, HashedFailover, Herd, JitteredRetryLayer, Kind, Mode, Provider, ProviderSettings,
     RampedReadmissionLayer, RetryAfterLayer, Signal, SpendLayer, Switch, Task, TaskLayer, TokenLimitLayer,
     failover::Rung,
     readmission::Profile,
@@ -353,6 +353,27 @@ fn the_whole_stack_in_every_mode() {
             assert_eq!((provider.in_flight(), switch.would_refuse()), (1, 2 * CALLS));
             drop(held);
         }
+    }
+}
+
+/// All of it in one: neither does a herd allocate, with a task or without.
+#[test]
+fn the_whole_stack_from_one_builder() {
+    for provider in providers() {
+        let herd = Herd::new(&provider).layer(Inner);
+        assert_eq!(count::<HttpRequest, _>(herd.clone()), 0.0, "{provider:?}");
+        assert_eq!(count_cloned::<HttpRequest, _>(&herd), 0.0, "{provider:?}");
+        let task = Task::new(1);
+        let make = || {
+            let mut request = HttpRequest::make();
+            request.extensions_mut().insert(task.clone());
+            request
+        };
+        let clone = {
+            let kept = make();
+            measure(|| drop(kept.clone())).count_total
+        };
+        assert_eq!(count_of(herd, make), clone as f64, "the clone that is kept");
     }
 }
 

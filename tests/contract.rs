@@ -10,10 +10,11 @@ use tower::{
 };
 use tower_herd::{
     AttemptTimeoutLayer, AttemptsLayer, BreakerLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer,
-    HashedFailover, HashedFailoverLayer, IncomingAttemptsLayer, JitteredRetryLayer, Mode, Provider,
+    HashedFailover, HashedFailoverLayer, Herd, IncomingAttemptsLayer, JitteredRetryLayer, Mode, Provider,
     ProviderSettings, RampedReadmissionLayer, RetryAfterLayer, Signal, SpendLayer, Switch, TaskLayer,
     TokenLimitLayer, ToolCallsLayer, classify_fn,
     failover::Rung,
+    herd::RungSettings,
     spend::{Allowance, Amount, Prices},
     tool_calls::Call,
     usage::{llm, of_reply},
@@ -373,6 +374,33 @@ async fn the_whole_stack() {
             .layer(HashedFailoverLayer::new(rungs).unwrap())
             .into_inner();
         UnderTest::new(stack).quiescent(move || idle() && asked.sleeping() == 0)
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+/// The whole stack from one builder, by its short way and by the layers' way.
+#[tokio::test(start_paused = true)]
+async fn herd() {
+    let make = || {
+        let all = providers::<1>();
+        UnderTest::new(Herd::new(&all[0])).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+    let make = || {
+        let all = providers::<1>();
+        let herd = Herd::new(&all[0]);
+        herd.handle().set_all(Mode::Observe);
+        UnderTest::new(herd).quiescent(idle(&all))
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn herd_of_a_ladder() {
+    let make = || {
+        let all = providers::<2>();
+        let rungs = all.each_ref().map(|provider| Rung::<_, Request>::new(provider, RungSettings::new()));
+        UnderTest::new(Herd::ladder(rungs).unwrap()).quiescent(idle(&all))
     };
     Contract::new(make).check_http().await.assert_kept();
 }
