@@ -65,7 +65,7 @@
 //! # Switched
 //!
 //! With a [`Switch`](crate::Switch) that observes, nobody waits: a call that finds no slot is counted, as
-//! `NoSlot` or (in a pause) as `Paused`, and passes without one. So [`Provider::in_flight`] never shows more
+//! `NoSlot` or (in a pause) as `Paused`, and passes without one. So [`Provider::in_flight`](crate::Provider::in_flight) never shows more
 //! than was admitted, and those who wait at the same provider by another layer that enforces are not passed
 //! by in their queue. Turned off, no call takes a slot. What the sensor below learns goes on in both.
 //!
