@@ -71,15 +71,9 @@
 //! | [`RampedReadmissionLayer`] | [`RetryAfterLayer`] | callers wait for a pause, and learn after it that they are not back yet |
 //! | [`SpendLayer`] | [`RetryAfterLayer`] | who may not spend any more waits for the end of a pause to be told |
 //! | [`BreakerLayer`] | [`RetryAfterLayer`] | callers sit out the open time in front of a breaker that would refuse them at once |
-//! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a pause holds a slot meanwhile |
-//! | [`FleetLimitLayer`] | [`ClassifyLayer`] | callers who give up in our own queue are counted as calls of the provider |
-//! | [`RetryAfterLayer`] | [`AttemptTimeoutLayer`] | the timeout runs while a pause is waited out, and cuts that wait: the hint is kept from who would send again |
 //! | [`RetryAfterLayer`] | [`FleetLimitLayer`] | who waits for the end of a scope's pause holds a slot of the provider meanwhile |
-//! | [`FleetLimitLayer`] | [`AttemptsLayer`] | what is told of the time that is left is what was left before the queue |
 //! | [`FleetLimitLayer`] | [`ClassifyLayer`] | the time in our own queue counts as the provider's, which looks slow |
-//! | [`ClassifyLayer`] | [`AttemptTimeoutLayer`] | a timeout drops the sensor, which sees a call that was given up, and no failure |
-//!
-//! [The guide](guide::order) has the reasons, and the code of the whole stack.
+//! | [`RetryAfterLayer`] | [`AttemptTimeoutLayer`] | the timeout runs while a pause is waited out, and cuts that wait: the hint is kept from who would send again |
 //!
 //! On a server, [`IncomingAttemptsLayer`] stands around the handlers, inside [`TaskLayer`]: see [`attempts`].
 //!
@@ -142,10 +136,6 @@
 //! | `retry-after` | [`RetryAfterLayer`] |
 //! | `spend` | [`SpendLayer`] |
 //! | `tool-calls` | [`ToolCallsLayer`] |
-//! `full` (default) turns on all layers and `http`. Each layer has its own: `attempt-timeout`, `attempts`,
-//! `breaker`, `budget`, `fleet-limit` (with the limit on tokens), `hashed-failover`, `jittered-retry`,
-//! `ramped-readmission`, `retry-after`, `spend`, `tool-calls`; `herd` is all of a stack. `http` brings the HTTP and gRPC
-//! classifier; without it every layer needs a classifier of its own ([`classify_fn`]).
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which
 //! prove that nothing was executed, so that even an unkeyed POST may be sent again (without it only a
