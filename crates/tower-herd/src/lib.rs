@@ -51,9 +51,9 @@
 //! | [`ToolCallsLayer`] | [`JitteredRetryLayer`] | a repetition counts as a call of the model, and a failed write's own repetition is refused |
 //! | [`JitteredRetryLayer`] | [`HashedFailoverLayer`] | each rung is retried before the next is asked; a walk costs attempts times rungs |
 //! | [`HashedFailoverLayer`] | [`RampedReadmissionLayer`] | one ramp in front of the whole ladder: who is not back at one rung is kept from all |
-//! | [`RampedReadmissionLayer`] | [`SpendLayer`] | who is not back yet, and could not pay here, is told so for good, where the next rung may be cheaper |
-//! | [`SpendLayer`] | [`BreakerLayer`] | the one probe of an open breaker goes to a call that may not spend, and tells nothing |
-//! | [`BreakerLayer`] | [`BudgetLayer`] | draws are made, and counted, for calls that an open breaker refuses anyway; a probe may be shed |
+//! | [`RampedReadmissionLayer`] | [`SpendLayer`] | money is reserved for calls that are turned away, and another call of the task is refused for good for want of it |
+//! | [`SpendLayer`] | [`BreakerLayer`] | a task without money is told to come back when the breaker closes, and is told then |
+//! | [`BreakerLayer`] | [`BudgetLayer`] | draws are counted for calls that an open breaker refuses anyway, and most callers are told a second or two instead of its end |
 //! | [`BudgetLayer`] | [`RetryAfterLayer`] | a call waits for the end of a pause, and is thrown away then |
 //! | [`RetryAfterLayer`] | [`TokenLimitLayer`] | the tokens of a paused provider are taken by calls that cannot be made |
 //! | [`TokenLimitLayer`] | [`FleetLimitLayer`] | who waits for tokens holds a slot meanwhile |
