@@ -40,6 +40,7 @@ pub struct Signal {
     /// The quota that the reply's limit headers tell, if they tell one.
     pub quota: Option<Quota>,
     reporter: Reporter,
+    given: Given,
 }
 
 /// Which provider has learned from the reply already (0: none): a gate further out, that could not see
@@ -55,6 +56,24 @@ impl PartialEq for Reporter {
 impl Eq for Reporter {}
 
 impl std::fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0 == 0 { "None" } else { "Some" })
+    }
+}
+
+/// The time that a call had whose timeout this is, in microseconds; 0: it is none. No part of what the reply says
+/// either.
+#[derive(Clone, Copy, Default)]
+struct Given(u32);
+
+impl PartialEq for Given {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+impl Eq for Given {}
+
+impl std::fmt::Debug for Given {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if self.0 == 0 { "None" } else { "Some" })
     }
@@ -213,7 +232,7 @@ impl Signal {
             _ => (Reach::Scope, Origin::Provider),
         };
         let (pushback, quota, reporter) = (Pushback::None, None, Reporter(0));
-        Signal { kind, pushback, executed, resend, reach, origin, quota, reporter }
+        Signal { kind, pushback, executed, resend, reach, origin, quota, reporter, given: Given(0) }
     }
 
     /// The answer to a request whose idempotency key is in flight already: an earlier call under the same key
@@ -236,6 +255,18 @@ impl Signal {
 
     pub(crate) const fn is_reported_by(&self, provider: usize) -> bool {
         self.reporter.0 == provider
+    }
+
+    /// The same for a reply that did not come within this time.
+    #[cfg(feature = "attempt-timeout")]
+    pub(crate) fn timed_out(mut self, after: Duration) -> Self {
+        self.given = Given(u32::try_from(after.as_micros()).unwrap_or(u32::MAX).max(1));
+        self
+    }
+
+    /// Within which time it did not come, if that is what went wrong.
+    pub(crate) fn timed_out_after(&self) -> Option<Duration> {
+        (self.given.0 > 0).then(|| Duration::from_micros(self.given.0.into()))
     }
 
     /// The same with the server's wait.

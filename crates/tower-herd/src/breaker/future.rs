@@ -2,7 +2,7 @@
 
 use super::Breaker;
 use crate::{
-    BoxError, Classify, Mode, Provider, RefusalKind,
+    BoxError, Classify, HasTask, Mode, Provider, RefusalKind, Task,
     observe::Event,
     provider::{Caller, Place, Sensing, Slot, WatchedProbe, handover},
 };
@@ -74,6 +74,7 @@ pub(super) fn broken<S, Req, C>(
 ) -> ResponseFuture<S::Future, C>
 where
     S: Service<Req>,
+    Req: HasTask,
     C: Clone,
 {
     let Breaker { inner, provider, classify } = service;
@@ -103,7 +104,7 @@ where
             let probing = match handover::offered(provider.core()) {
                 // A ladder further out has taken the probe for this call.
                 Some(true) => handover::take(provider.core()),
-                _ => provider.try_breaker_probe(now),
+                _ => provider.try_breaker_probe(now, request.task().and_then(Task::deadline_at)),
             };
             match probing {
                 Some(slot) => probe(inner, request, slot, provider, caller, classify),

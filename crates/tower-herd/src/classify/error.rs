@@ -97,13 +97,20 @@ pub(crate) fn is_timeout(error: &(dyn Error + 'static)) -> bool {
 /// [`classify_fn`](crate::classify_fn).
 #[must_use]
 pub fn signal_of_error(error: &(dyn Error + 'static)) -> Signal {
-    let failed = Signal::new(Kind::Failed);
+    #[allow(unused_mut, reason = "what a timeout tells is known with its feature only")]
+    let mut failed = Signal::new(Kind::Failed);
     let mut proven = false;
     for link in chain(error) {
         if link.is::<Refusal>() {
             return Signal::new(Kind::Refused);
         }
         proven |= proves(link);
+        #[cfg(feature = "attempt-timeout")]
+        if let Some(timeout) = link.downcast_ref::<crate::AttemptTimeout>()
+            && timeout.phase == crate::attempt_timeout::Phase::Headers
+        {
+            failed = failed.timed_out(timeout.after);
+        }
     }
     if proven { failed.with_executed(Executed::No) } else { failed }
 }

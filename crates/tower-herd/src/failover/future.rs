@@ -78,6 +78,11 @@ enum Next<Res> {
     Call(usize, Slot),
 }
 
+/// When its task ends.
+fn deadline_of(task: Option<&Task>) -> Option<Instant> {
+    task.and_then(Task::deadline_at)
+}
+
 pub(super) fn walk<S, Req, R, C>(
     ladder: &Arc<Ladder<S, Req>>,
     mut request: Req,
@@ -108,7 +113,7 @@ where
     let walks = mode == Mode::Enforce;
     let found = match &lost {
         Some(_) => Err(0),
-        None if walks => ladder.try_tier(key, barred),
+        None if walks => ladder.try_tier(key, barred, deadline_of(task.as_ref())),
         None => Err(0),
     };
     // Only now, so that the wait counts from the entry, and only if there is one.
@@ -161,7 +166,7 @@ where
         let rung = self.ladder.next(self.key, self.tried).expect("not all rungs are barred");
         let mut slot = None;
         if self.mode == Mode::Observe {
-            slot = self.ladder.rungs[rung].provider.try_slot().ok();
+            slot = self.ladder.rungs[rung].provider.try_slot(|| deadline_of(self.task.as_ref())).ok();
             if slot.is_none() {
                 self.would_leave(rung);
             }
@@ -304,7 +309,7 @@ where
         let held_off = waiting.held_off();
         self.waiting = Some(waiting);
         self.refused = Some(Box::new(outcome));
-        match self.ladder.try_all(self.key, self.tried | held_off) {
+        match self.ladder.try_all(self.key, self.tried | held_off, deadline_of(self.task.as_ref())) {
             Some((rung, slot)) => Next::Call(rung, slot),
             None => Next::Queue,
         }
@@ -366,7 +371,7 @@ where
         // free slot.
         let waits = matches!(signal.kind, Kind::Empty | Kind::Depleted | Kind::Misconfigured);
         let held_off = self.waiting.as_ref().map_or(0, |waiting| waiting.held_off());
-        match self.ladder.try_all(self.key, self.tried | held_off) {
+        match self.ladder.try_all(self.key, self.tried | held_off, deadline_of(self.task.as_ref())) {
             Some((rung, slot)) => {
                 self.charge(signal.kind);
                 self.overflow(rung, signal.kind);

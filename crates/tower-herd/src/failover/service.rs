@@ -15,6 +15,7 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
+use tokio::time::Instant;
 use tower_service::Service;
 
 /// A ladder over services. See the [module](super).
@@ -229,8 +230,9 @@ impl<S, Req> Ladder<S, Req> {
         best.map(|(i, _)| i)
     }
 
-    /// The first rung in the tier of the next one with a free slot; else the rungs of that tier.
-    pub(super) fn try_tier(&self, key: Key, done: u64) -> Result<(usize, Slot), u64> {
+    /// The first rung in the tier of the next one with a free slot for a call with this deadline; else the
+    /// rungs of that tier.
+    pub(super) fn try_tier(&self, key: Key, done: u64, end: Option<Instant>) -> Result<(usize, Slot), u64> {
         let mut looked = 0u64;
         let mut tier = None;
         while let Some(i) = self.next(key, done | looked) {
@@ -240,7 +242,7 @@ impl<S, Req> Ladder<S, Req> {
             }
             // Who is not back there yet takes none of its slots.
             if rung.provider.bars_until(key).is_none() {
-                match rung.provider.try_slot() {
+                match rung.provider.try_slot(|| end) {
                     Ok(slot) => return Ok((i, slot)),
                     Err(Denied::Paused(..) | Denied::NoSlot) => {}
                 }
@@ -251,9 +253,9 @@ impl<S, Req> Ladder<S, Req> {
     }
 
     /// The first rung with a free slot in any tier.
-    pub(super) fn try_all(&self, key: Key, mut done: u64) -> Option<(usize, Slot)> {
+    pub(super) fn try_all(&self, key: Key, mut done: u64, end: Option<Instant>) -> Option<(usize, Slot)> {
         loop {
-            match self.try_tier(key, done) {
+            match self.try_tier(key, done, end) {
                 Ok(found) => return Some(found),
                 Err(0) => return None,
                 Err(looked) => done |= looked,

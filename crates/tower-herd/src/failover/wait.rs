@@ -180,14 +180,16 @@ impl Waiting {
         }
     }
 
-    /// Whether every rung that is left is paused, or bars this task, beyond the end of the wait. (The queues' estimates are
-    /// no reason to give up: they count tasks that will be served elsewhere.)
+    /// Whether every rung that is left is paused, or bars this task, beyond the end of the wait, or usually takes
+    /// longer than there is time. (The queues' estimates are no reason to give up: they count tasks that will be
+    /// served elsewhere.)
     fn is_in_vain<S, Req>(&self, ladder: &Ladder<S, Req>, now: Time) -> bool {
         let mut rungs = ladder.rungs.iter().enumerate().filter(|(i, _)| self.done & (1 << i) == 0);
         rungs.all(|(_, rung)| {
             let there = |time| at(self.clock, rung.provider.clock(), time);
             let end = there(self.wait.until);
-            rung.provider.is_paused_beyond(end, there(now))
+            !rung.provider.has_time(self.wait.left(now))
+                || rung.provider.is_paused_beyond(end, there(now))
                 || rung.provider.bars_until(self.key).is_some_and(|until| until > end)
         })
     }
@@ -235,7 +237,9 @@ impl Place {
         }
         let provider = &ladder.rungs[self.rung].provider;
         let there = at(clock, provider.clock(), now);
-        self.ask(provider, key, wait, there, cx).map_err(|again_at| at(provider.clock(), clock, again_at))
+        let left = wait.left(now);
+        self.ask(provider, key, wait, left, there, cx)
+            .map_err(|again_at| at(provider.clock(), clock, again_at))
     }
 
     fn ask(
@@ -243,10 +247,11 @@ impl Place {
         provider: &Provider,
         key: Key,
         wait: &WaitFor,
+        left: Duration,
         now: Time,
         cx: &mut Context<'_>,
     ) -> Result<Slot, Time> {
-        if let Some(probe) = provider.try_long_probe(now) {
+        if let Some(probe) = provider.try_long_probe(now, left) {
             return Ok(probe);
         }
         let probe_at = provider.probe_at(now).unwrap_or(Time::MAX);
@@ -258,6 +263,11 @@ impl Place {
         if let Some(until) = provider.rest(now, wait.until, &mut self.rest, cx.waker()) {
             self.entry = None;
             return Err(until.min(probe_at));
+        }
+        // A slot would be wasted on it here; another rung may be quicker.
+        if !provider.has_time(left) {
+            self.entry = None;
+            return Err(probe_at);
         }
         let entry = match &mut self.entry {
             Some(entry) => entry,

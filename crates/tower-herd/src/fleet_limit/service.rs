@@ -1,5 +1,5 @@
 use super::{Hold, ResponseFuture, future};
-use crate::{BoxError, Classify, HasTask, Mode, Provider, Switch, provider::handover};
+use crate::{BoxError, Classify, HasTask, Mode, Provider, Switch, Task, provider::handover};
 use std::{
     fmt,
     task::{Context, Poll},
@@ -55,7 +55,7 @@ where
         }
         let slot = match handover::take(provider.core()) {
             Some(slot) => Ok(slot),
-            None => provider.try_gate_slot(),
+            None => provider.try_gate_slot(|| request.task().and_then(Task::deadline_at)),
         };
         let (hold, classify) = (self.hold.clone(), self.classify.clone());
         match slot {

@@ -13,6 +13,7 @@ use crate::{
     observe::Event,
 };
 use std::{sync::atomic::Ordering, time::Duration};
+use tokio::time::Instant;
 
 /// `on` is a scope, or (none) the provider itself, in all that follows.
 impl Core {
@@ -157,13 +158,13 @@ impl Provider {
     }
 
     /// The probe of an open breaker, if one is due.
-    pub(crate) fn try_breaker_probe(&self, now: Time) -> Option<Slot> {
+    pub(crate) fn try_breaker_probe(&self, now: Time, end: Option<Instant>) -> Option<Slot> {
         let on = self.scope.as_deref();
         if self.on().is_open() || (on.is_none() && !self.core.held.load(Ordering::Relaxed)) {
             // It was only observed when it opened.
             self.core.change_broken(on, now, |_| ());
         }
-        self.try_long_probe(now)
+        self.try_long_probe(now, self.left(end, now))
     }
 
     /// The probe of an open breaker that is only observed: a call like any other.

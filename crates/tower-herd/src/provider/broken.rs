@@ -15,6 +15,9 @@ pub(crate) struct Broken {
     probe_at: Time,
     /// The next probe goes a uniform time in `[gap, 2 gap]` after the one before.
     gap: Duration,
+    /// The least it was, and when the last probe went.
+    first: Duration,
+    sent: Time,
     /// What `gap` grows to: half of the longest time between two probes, so that jitter survives the cap.
     most: Duration,
     probe_timeout: Duration,
@@ -50,6 +53,8 @@ impl Broken {
             generation,
             probe_at: now,
             gap: probes.first,
+            first: probes.first,
+            sent: now,
             most: probes.last / 2,
             probe_timeout: probes.timeout,
             random,
@@ -112,6 +117,7 @@ impl Broken {
     /// A probe goes; when it is given up.
     pub(crate) fn sends_probe(&mut self, now: Time) -> Time {
         self.plan(now);
+        self.sent = now;
         now.saturating_add(self.probe_timeout)
     }
 
@@ -123,6 +129,13 @@ impl Broken {
     pub(crate) fn probe_failed(&mut self, now: Time) {
         self.gap = self.gap.saturating_mul(2).min(self.most.max(self.gap));
         self.plan(now);
+    }
+
+    /// It was given up by its caller, or cut before it could have been answered: nothing was learned, and the
+    /// next one need not wait for longer than the first did.
+    pub(crate) fn probe_unanswered(&mut self) {
+        let wait = self.first.saturating_add(self.random.up_to(self.first));
+        self.probe_at = self.probe_at.min(self.sent.saturating_add(wait));
     }
 
     fn plan(&mut self, now: Time) {

@@ -37,6 +37,10 @@ impl Durations {
         }
     }
 
+    pub(crate) fn total(&self) -> u32 {
+        self.total
+    }
+
     /// The upper bound of the bucket in which this share of the calls has ended; none before the
     /// first was measured.
     pub(crate) fn percentile(&self, share: f64) -> Option<Duration> {

@@ -78,6 +78,7 @@ impl History {
             until: Time::MAX,
             deadline: true,
             end: Time::MAX,
+            cut: Time::MAX,
         };
         let mut admission = Admission::begin(provider, wait, core.clock().now()).unwrap();
         let claim = poll_fn(|cx| admission.poll(cx));
@@ -201,9 +202,15 @@ fn never_early_never_above_the_ceiling_nobody_stranded() {
 async fn a_pause_holds_who_waits_and_its_end_lets_them_go() {
     let settings = ProviderSettings::new().ceiling(1);
     let provider = Fleet::local().seed(1).configure("any", settings).unwrap();
-    let held = provider.try_slot().unwrap_or_else(|_| panic!("free"));
-    let wait =
-        WaitFor { agent: None, class: Class::Interactive, until: Time::MAX, deadline: true, end: Time::MAX };
+    let held = provider.try_slot(|| None).unwrap_or_else(|_| panic!("free"));
+    let wait = WaitFor {
+        agent: None,
+        class: Class::Interactive,
+        until: Time::MAX,
+        deadline: true,
+        end: Time::MAX,
+        cut: Time::MAX,
+    };
     let waiter = tokio::spawn({
         let provider = provider.clone();
         async move {

@@ -136,6 +136,8 @@ pub(crate) struct Core {
     /// The queue is held for an open breaker.
     held: AtomicBool,
     durations: Apart<Mutex<Durations>>,
+    /// Until the head of a good reply, which is what a deadline cuts.
+    heads: Apart<Mutex<Durations>>,
     aborts: AtomicBool,
     /// A sensor watches calls of it.
     sensor: AtomicBool,
@@ -196,6 +198,7 @@ impl Core {
             probes: AtomicU32::new(0),
             held: AtomicBool::new(false),
             durations: Apart(Mutex::default()),
+            heads: Apart(Mutex::default()),
             aborts: known.aborts.into(),
             sensor: AtomicBool::new(false),
             last_bare: Mutex::default(),
@@ -246,6 +249,24 @@ impl Core {
         // (One that is held for a breaker learns of this one when that closes.)
         control.pause(now, now.saturating_add(held));
         held
+    }
+
+    /// What a call usually takes to the head of its reply: as long as every other one, or less. Who gives it
+    /// less time than that will more likely lose it than not. None: too little is known.
+    pub(crate) fn usually(&self) -> Option<Duration> {
+        self.heads_within(0.5)
+    }
+
+    /// What nearly every call takes.
+    fn nearly_always(&self) -> Option<Duration> {
+        self.heads_within(0.95)
+    }
+
+    fn heads_within(&self, share: f64) -> Option<Duration> {
+        /// So many calls, or it is hearsay.
+        const LEAST: u32 = 8;
+        let heads = lock(&self.heads.0);
+        if heads.total() >= LEAST { heads.percentile(share) } else { None }
     }
 
     /// How long the slot of a dropped call stays taken.

@@ -106,6 +106,8 @@ struct Probing {
     /// It was let out by a layer from which the gates below are hidden (a buffer stands between them): the
     /// first of them that is asked for a probe sends this one.
     lent: bool,
+    /// It came to nothing: that was counted.
+    failed: bool,
 }
 
 /// What a call that starts now meets.
@@ -179,8 +181,9 @@ impl Pause {
     /// A probe of the open breaker came to nothing.
     pub(crate) fn probe_failed(&mut self, now: Time) {
         // None under way: it was given up before, or it is a call that nobody should have let through.
-        if let Some(broken) = self.broken.as_mut().filter(|_| self.probing.is_some()) {
+        if let (Some(broken), Some(probe)) = (&mut self.broken, &mut self.probing) {
             broken.probe_failed(now);
+            probe.failed = true;
         }
     }
 
@@ -227,14 +230,14 @@ impl Pause {
     }
 
     fn begin_probe(&mut self, now: Time, number: u32, mut until: Time) {
-        let given_up = self.probing.is_some();
+        let given_up = self.probing.is_some_and(|probe| !probe.failed);
         if let Some(broken) = &mut self.broken {
             if given_up {
                 broken.probe_failed(now);
             }
             until = until.min(broken.sends_probe(now));
         }
-        self.probing = Some(Probing { number, until, lent: false });
+        self.probing = Some(Probing { number, until, lent: false, failed: false });
     }
 
     /// The probe of a breaker that is only observed: it takes no slot.
@@ -280,7 +283,10 @@ impl Pause {
 
     /// Whoever sent it is back, or gone. (Not if it was given up: the place is another's by then.)
     pub(crate) fn probe_ended(&mut self, number: u32) {
-        self.probing.take_if(|probe| probe.number == number);
+        let Some(probe) = self.probing.take_if(|probe| probe.number == number) else { return };
+        if let Some(broken) = self.broken.as_mut().filter(|_| !probe.failed) {
+            broken.probe_unanswered();
+        }
     }
 
     /// Sets a pause; the wait in force after the merge.

@@ -22,6 +22,8 @@ pub(crate) struct Sensing {
     scope: u64,
     /// Whether its duration is measured.
     measured: bool,
+    /// Whether the time to the head of its reply is, too.
+    measured_head: bool,
     /// Whether it is one of those whose quota is always looked for.
     sampled: bool,
     /// A gate's, though the provider has a sensor: its stack has none, or a layer between them defers the
@@ -49,6 +51,8 @@ pub(super) const SELDOM: u64 = 8 - 1;
 /// ... or one in 64 where calls take less than a millisecond: there the two readings of the clock count,
 /// and figures are plenty.
 const RARELY: u64 = 64 - 1;
+/// The time to the head: one call in 32 of those that take longer than that, in 64 of all others.
+const HEADS: u64 = 32 - 1;
 const SHORT: Duration = Duration::from_millis(1);
 /// A fixed window with less left than this, or than a quarter of it, is followed call by call.
 const LOW: u32 = 64;
@@ -122,6 +126,7 @@ impl Provider {
             root: core.root.generation(),
             scope: self.scope.as_ref().map_or(0, |scope| scope.generation()),
             measured,
+            measured_head: nth < MEASURE_ALL || nth & HEADS == 0,
             sampled: nth < MEASURE_ALL || nth & SELDOM == 0,
             unsure: false,
             deadline: caller.deadline,
@@ -177,6 +182,9 @@ impl Sensing {
             Kind::Success | Kind::Empty if self.unsure => self.is_none(),
             Kind::Success | Kind::Empty => {
                 self.phase = Phase::Replied;
+                if self.measured && self.measured_head {
+                    self.head_took();
+                }
                 if signal.kind == Kind::Empty {
                     self.tell(signal);
                 }
@@ -189,9 +197,25 @@ impl Sensing {
             _ => {
                 self.phase = Phase::Settled;
                 self.trouble(signal);
-                self.settled(Verdict::Reply(signal.kind));
+                let cut = signal.timed_out_after().is_some_and(|given| self.was_cut(Some(given)));
+                self.settled(if cut { Verdict::Dropped } else { Verdict::Reply(signal.kind) });
             }
         }
+    }
+
+    /// Whether the call, which ends without a reply, was cut by its task's deadline before most others would
+    /// have had theirs: it says more about how long it waited for us than about the provider. `given`: the time
+    /// it had, where that was told.
+    fn was_cut(&self, given: Option<Duration>) -> bool {
+        let core = &self.provider.core;
+        let now = core.clock().now();
+        let Some(deadline) = self.deadline.map(|at| core.clock().time(at)).filter(|at| *at <= now) else {
+            return false;
+        };
+        // (Who waited for its slot was seen to start, measured or not.)
+        let began = if self.measured { self.began } else { self.admitted.at };
+        let given = given.or_else(|| (began > Time::ZERO).then(|| deadline.saturating_since(began)));
+        given.zip(core.usually()).is_some_and(|(given, usually)| given < usually)
     }
 
     /// It was no call of this provider, or it is told by another sensing: no verdict.
@@ -314,6 +338,14 @@ impl Sensing {
         if self.measured {
             self.took();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn head_took(&self) {
+        let core = &self.provider.core;
+        let took = core.clock().now().saturating_since(self.began);
+        lock(&core.heads.0).add(took);
     }
 
     #[cold]
@@ -480,7 +512,7 @@ impl Sensing {
         core.control(|control, busy, _| control.on_failed(now, self.admitted, busy));
         // Who waited until its task's end was not being impatient.
         let late = self.deadline.is_some_and(|at| core.clock().time(at) <= now);
-        self.settled(if late { Verdict::TimedOut } else { Verdict::Dropped });
+        self.settled(if late && !self.was_cut(None) { Verdict::TimedOut } else { Verdict::Dropped });
     }
 }
 

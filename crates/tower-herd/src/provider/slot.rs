@@ -4,7 +4,11 @@ use super::{
     pause::{Pause, PauseReason},
 };
 use crate::{RefusalKind, Time, gate::Blocked};
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use tokio::time::Instant;
 
 /// Leave for one call: a place under the ceiling, and what it was admitted as. Given back when dropped.
 #[must_use = "dropped, it is given back"]
@@ -165,26 +169,26 @@ impl Denied {
 }
 
 impl Provider {
-    /// A slot, if one may be had at once.
+    /// A slot, if one may be had at once. `end`: the deadline of the call, if it has one.
     #[inline]
-    pub(crate) fn try_slot(&self) -> Result<Slot, Denied> {
-        self.try_slot_of(Asker::Ladder)
+    pub(crate) fn try_slot(&self, end: impl FnOnce() -> Option<Instant>) -> Result<Slot, Denied> {
+        self.try_slot_of(Asker::Ladder, end)
     }
 
     /// The same for a gate: a probe that a breaker further out has lent comes through it.
     #[inline]
-    pub(crate) fn try_gate_slot(&self) -> Result<Slot, Denied> {
-        self.try_slot_of(Asker::Gate)
+    pub(crate) fn try_gate_slot(&self, end: impl FnOnce() -> Option<Instant>) -> Result<Slot, Denied> {
+        self.try_slot_of(Asker::Gate, end)
     }
 
     #[inline]
-    fn try_slot_of(&self, asker: Asker) -> Result<Slot, Denied> {
+    fn try_slot_of(&self, asker: Asker, end: impl FnOnce() -> Option<Instant>) -> Result<Slot, Denied> {
         let open = self.scope.as_ref().is_none_or(|scope| scope.is_open());
         // The gate is told to be slow while the provider itself is paused.
         if open && self.core.gate.try_acquire() {
             return Ok(Slot::new(self.core.clone(), None));
         }
-        self.try_slot_slow(asker)
+        self.try_slot_slow(asker, end())
     }
 
     /// A bare slot, if one is free and nothing stands in the way: its owner gives it back with
@@ -208,11 +212,13 @@ impl Provider {
 
     #[cold]
     #[inline(never)]
-    fn try_slot_slow(&self, asker: Asker) -> Result<Slot, Denied> {
+    fn try_slot_slow(&self, asker: Asker, end: Option<Instant>) -> Result<Slot, Denied> {
         let now = self.core.clock().now();
         if let Some((until, reason)) = self.paused_at(now) {
             let lent = if asker == Asker::Gate { self.try_lent_probe(now) } else { None };
-            return lent.or_else(|| self.try_probe(now)).ok_or(Denied::Paused(until, reason));
+            return lent
+                .or_else(|| self.try_probe(now, self.left(end, now)))
+                .ok_or(Denied::Paused(until, reason));
         }
         match self.core.gate.try_admit(now) {
             Ok(admitted) => Ok(Slot::new(self.core.clone(), Some(admitted))),
@@ -220,9 +226,14 @@ impl Provider {
         }
     }
 
-    /// The probe of a long pause, if one is due.
-    pub(crate) fn try_long_probe(&self, now: Time) -> Option<Slot> {
-        if self.paused_at(now).is_some() { self.try_probe(now) } else { None }
+    /// The time until the deadline of a call.
+    pub(crate) fn left(&self, end: Option<Instant>, now: Time) -> Duration {
+        end.map_or(Duration::MAX, |end| self.core.clock().time(end).saturating_since(now))
+    }
+
+    /// The probe of a long pause, if one is due, for a call that has this time left.
+    pub(crate) fn try_long_probe(&self, now: Time, left: Duration) -> Option<Slot> {
+        if self.paused_at(now).is_some() { self.try_probe(now, left) } else { None }
     }
 
     /// Whether there is one to be had, for who could get a slot.
@@ -253,7 +264,17 @@ impl Provider {
 
     /// The sparse probe of a long pause, or that of an open breaker. It takes a slot like any call: those of
     /// other scopes, and calls sent before the pause, may fill the ceiling.
-    fn try_probe(&self, now: Time) -> Option<Slot> {
+    ///
+    /// A call that would be cut before its reply proves nothing, and keeps the others from asking meanwhile: it
+    /// leaves the probe to who has more time. But if nobody has, for long, it is better than none.
+    fn try_probe(&self, now: Time, left: Duration) -> Option<Slot> {
+        /// Where nothing is known of what calls take.
+        const UNKNOWN: Duration = Duration::from_secs(1);
+        const LONG: Duration = Duration::from_secs(10);
+        if left < self.core.nearly_always().unwrap_or(UNKNOWN) && !self.probe_is_due(now.saturating_sub(LONG))
+        {
+            return None;
+        }
         self.probe_if(now, Pause::probe_is_due, Pause::take_probe)
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct WaitFor {
     pub(crate) deadline: bool,
     /// The task's deadline.
     pub(crate) end: Time,
+    /// When the call is cut: the deadline that the task names. [`Time::MAX`] if it names none.
+    pub(crate) cut: Time,
 }
 
 impl WaitFor {
@@ -43,9 +45,8 @@ impl WaitFor {
     }
 
     pub(crate) fn of_task(task: Option<&Task>, patience: Option<Duration>, core: &Core, now: Time) -> Self {
-        let deadline = task
-            .and_then(Task::deadline_at)
-            .map_or_else(|| now.saturating_add(DEFAULT_DEADLINE), |at| core.clock().time(at));
+        let cut = task.and_then(Task::deadline_at).map_or(Time::MAX, |at| core.clock().time(at));
+        let deadline = if cut == Time::MAX { now.saturating_add(DEFAULT_DEADLINE) } else { cut };
         let patient = patience.map_or(Time::MAX, |patience| now.saturating_add(patience));
         WaitFor {
             agent: task.and_then(Task::caller_key).map(crate::Key::get),
@@ -56,7 +57,13 @@ impl WaitFor {
             until: deadline.min(patient),
             deadline: deadline <= patient,
             end: deadline,
+            cut,
         }
+    }
+
+    /// The time that a call has which starts now.
+    pub(crate) fn left(&self, now: Time) -> Duration {
+        self.cut.saturating_since(now)
     }
 }
 
@@ -82,11 +89,15 @@ impl Admission {
         loop {
             let now = core.clock().now();
             // A long pause is probed by who waits for its end, too: there may be nobody else.
-            if let Some(probe) = self.provider.try_long_probe(now) {
+            if let Some(probe) = self.provider.try_long_probe(now, self.wait.left(now)) {
                 (self.place, self.rest) = (None, None);
                 return Poll::Ready(Ok(probe));
             }
             if self.provider.is_paused_beyond(self.wait.until, now) {
+                return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
+            }
+            // A slot would be wasted on it.
+            if !self.provider.has_time(self.wait.left(now)) {
                 return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
             }
             let again_at = match self.provider.rest(now, self.wait.until, &mut self.rest, cx.waker()) {
@@ -139,6 +150,12 @@ impl Provider {
     /// if that pause ends before.
     pub(crate) fn rest(&self, now: Time, end: Time, rest: &mut Option<Rest>, waker: &Waker) -> Option<Time> {
         self.scope.as_ref().and_then(|scope| scope.rest(now, end, rest, waker))
+    }
+
+    /// Whether a call that has this time left will more likely than not have its reply by then, as far as one
+    /// can tell.
+    pub(crate) fn has_time(&self, left: Duration) -> bool {
+        self.core.usually().is_none_or(|usually| usually <= left)
     }
 
     /// Whether who can wait until `end` waits in vain: it is paused for longer.

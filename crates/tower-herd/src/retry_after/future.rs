@@ -1,6 +1,6 @@
 use super::{RetryAfter, service::send};
 use crate::{
-    BoxError, Classify, HasTask, Mode, Provider, RefusalKind,
+    BoxError, Classify, HasTask, Mode, Provider, RefusalKind, Task,
     provider::{Admission, Sensing, WaitFor, Waiting, handover},
 };
 use pin_project_lite::pin_project;
@@ -91,7 +91,7 @@ where
     }
     handover::mark_sensed(provider.core());
     if paused.is_some()
-        && let Ok(probe) = provider.try_gate_slot()
+        && let Ok(probe) = provider.try_gate_slot(|| request.task().and_then(Task::deadline_at))
     {
         let (future, sensing) = send(&mut service.inner, request, probe, provider);
         return ResponseFuture { state: State::Calling { future }, sensing, classify };
