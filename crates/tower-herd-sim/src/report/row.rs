@@ -22,6 +22,9 @@ pub struct Row {
     pub lost: u64,
     /// Calls that arrived at the providers.
     pub wire_calls: Option<u64>,
+    /// Tasks that made a call: the others were refused before they had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub called: Option<u64>,
     /// Calls for each task that made one.
     pub amplification: Option<f64>,
     /// 429s.
@@ -98,6 +101,7 @@ mod tests {
             done: 2,
             lost: 1,
             wire_calls: None,
+            called: None,
             amplification: Row::ratio(7, 3),
             throttled: Some(4),
             seconds: 1.5,

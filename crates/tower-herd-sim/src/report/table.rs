@@ -47,6 +47,7 @@ no conn      refused connections; peak/s: most arrivals in any second
 after pause  most arrivals in any 100 ms of the 2 s after the end of a told wait
 return       the same since the first told wait of any caller ended
 probes       calls during a pause of more than five minutes
+of called %  tasks done, of those that made a call: the others were refused before they had
 wait         longest time from the start of a task to its good end; best: the oracle's
 trips        openings of a breaker, as the policy says; alerts: people told";
 
@@ -140,8 +141,9 @@ pub fn rungs(runs: &[Run]) -> String {
 type Figure = (&'static str, usize, fn(&Row) -> Option<f64>);
 
 /// The figures beside the main table.
-pub(super) const EXTRAS: [Figure; 8] = [
+pub(super) const EXTRAS: [Figure; 9] = [
     ("done %", 2, |r| (r.tasks > 0).then(|| 100.0 * r.done as f64 / r.tasks as f64)),
+    ("of called %", 2, |r| r.called.filter(|n| *n > 0).map(|n| 100.0 * r.done as f64 / n as f64)),
     ("wait", 1, |r| r.longest_wait),
     ("best", 1, |r| r.oracle_longest_wait),
     ("first", 1, |r| r.first_wait),
@@ -187,7 +189,7 @@ fn figures(rows: &[Row], columns: &[&Figure]) -> String {
             let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
             // Of what should be much the least is the worst, of everything else the most.
             let worst = match *column {
-                "done %" => values.iter().copied().reduce(f64::min),
+                "done %" | "of called %" => values.iter().copied().reduce(f64::min),
                 _ => values.iter().copied().reduce(f64::max),
             };
             line.push(match (values.len(), worst) {

@@ -168,6 +168,7 @@ impl Run {
             done,
             lost: self.settings.tasks - done,
             wire_calls: Some(s.wire_calls),
+            called: Some(s.tasks),
             amplification: Row::ratio(s.wire_calls, s.tasks),
             throttled: Some(s.throttled),
             seconds: Row::round(self.elapsed.as_secs_f64()),
