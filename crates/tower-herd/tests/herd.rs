@@ -378,7 +378,9 @@ async fn a_broken_provider_is_not_called_and_somebody_is_told_once() {
 #[tokio::test(start_paused = true)]
 async fn each_concern_can_be_switched_and_counts_what_it_would_have_done() {
     let provider = Fleet::local().configure("p", ProviderSettings::new().ceiling(1)).unwrap();
-    let herd = Herd::new(&provider);
+    // Nobody is sent away by chance.
+    let settings = RungSettings::new().budget(BudgetSettings::new().k(1e6));
+    let herd = Herd::new(&provider).settings(settings).unwrap();
     let handle = herd.handle();
     handle.set_all(Mode::Observe);
     for concern in Concern::ALL {
@@ -515,6 +517,35 @@ async fn a_configuration_builds_the_same_and_reloads_without_losing_what_is_know
         };
         assert_eq!(found, field);
     }
+}
+
+/// Retries between us and the provider are reported on the short way too.
+#[tokio::test(start_paused = true)]
+async fn retries_further_in_are_reported() {
+    #[derive(Clone, Default)]
+    struct Heard(Arc<AtomicUsize>);
+    impl tower_herd::observe::Observe for Heard {
+        fn observe(&self, event: &tower_herd::observe::Event<'_>) {
+            if let tower_herd::observe::Event::InnerRetries { attempts: 3, .. } = event {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    let heard = Heard::default();
+    let provider = Fleet::local().observer(heard.clone()).provider("p");
+    let proxy = service_fn(|_: Request| async {
+        Ok::<_, Infallible>(
+            http::Response::builder()
+                .header("x-envoy-attempt-count", 3)
+                .body(Full::<Bytes>::default())
+                .unwrap(),
+        )
+    });
+    let service = Herd::new(&provider).layer(proxy);
+    for _ in 0..100 {
+        drop(service.clone().oneshot(costly()).await.unwrap().into_body().collect().await.unwrap());
+    }
+    assert_eq!(heard.0.load(Ordering::Relaxed), 1, "once a minute");
 }
 
 #[test]

@@ -98,4 +98,6 @@ mod told;
 pub use incoming::{IncomingAttempts, IncomingAttemptsLayer};
 pub use layer::AttemptsLayer;
 pub use service::Attempts;
+#[cfg(feature = "herd")]
+pub(crate) use told::notice;
 pub use told::{HEADER, MOST_CALLS, MOST_TIME, Told};

@@ -1,5 +1,7 @@
 //! What the headers of a request say, and how it is said: pure, over bytes that others chose.
 
+#[cfg(feature = "herd")]
+use crate::{Provider, observe::Event};
 use crate::{Task, http::grpc};
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header::CONTENT_TYPE};
 use std::{fmt, io::Write, time::Duration};
@@ -194,6 +196,18 @@ pub(super) fn calls_told(version: Version, headers: &HeaderMap) -> Option<u32> {
         return envoy;
     }
     envoy.max(headers.get(GRPC).and_then(count).map(|before| before + 1))
+}
+
+/// Reports retries between us and `provider`, if the reply to a first call tells of some.
+#[cfg(feature = "herd")]
+#[cold]
+#[inline(never)]
+pub(crate) fn notice(provider: &Provider, version: Version, headers: &HeaderMap) {
+    if let Some(calls) = calls_told(version, headers).filter(|calls| *calls > 1)
+        && provider.notes_inner_retries()
+    {
+        provider.observe(|| Event::InnerRetries { provider: provider.name(), attempts: calls });
+    }
 }
 
 /// Tells who called us how many calls something between us has made of one of theirs.

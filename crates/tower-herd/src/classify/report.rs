@@ -23,6 +23,13 @@ impl Report {
         }
     }
 
+    /// The provider that is called, if this is one of the calls that are looked at closely.
+    #[cfg(feature = "herd")]
+    #[inline]
+    pub(crate) fn sample(&self) -> Option<&Provider> {
+        self.sensing.sample()
+    }
+
     /// The provider that is called.
     #[cfg(feature = "herd")]
     #[inline]

@@ -17,7 +17,7 @@ use crate::{
         TimedBody,
         future::{Deadline, ReplyFuture},
     },
-    classify,
+    attempts, classify,
     fleet_limit::{self, UntilBodyEnd},
     provider::{Place, handover},
 };
@@ -262,6 +262,10 @@ pub(super) fn is_plain<B: Body>(
         return false;
     }
     report.head(&signal);
+    // Retries further in repeat themselves: a sample of the calls finds them.
+    if let Some(provider) = report.sample() {
+        attempts::notice(provider, reply.version(), reply.headers());
+    }
     if reply.body().is_end_stream()
         && let Some(open) = wire
     {

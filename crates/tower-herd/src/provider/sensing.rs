@@ -492,6 +492,13 @@ impl Drop for Sensing {
 }
 
 impl Sensing {
+    /// The provider that is called, and whether this is one of the calls that are looked at closely.
+    #[cfg(feature = "herd")]
+    #[inline]
+    pub(crate) fn sample(&self) -> Option<&Provider> {
+        self.sampled.then_some(&self.provider)
+    }
+
     /// The provider that is called.
     #[cfg(feature = "herd")]
     #[inline]
