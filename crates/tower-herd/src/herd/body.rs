@@ -67,6 +67,20 @@ pin_project! {
     }
 }
 
+impl<B: Body> Inner<B>
+where
+    B::Error: Into<BoxError>,
+{
+    #[inline]
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Inner::Direct { body, is_over, .. } => *is_over || body.is_end_stream(),
+            Inner::Held { held } => held.is_end_stream(),
+            Inner::Nest { nest } => nest.is_end_stream(),
+        }
+    }
+}
+
 /// Of a body that somebody waits for.
 struct Wait {
     sleep: Pin<Box<Sleep>>,
@@ -89,9 +103,12 @@ where
     /// Keeps the call under way until the body has ended, or is dropped.
     #[inline]
     pub(super) fn keep(&mut self, flight: Option<Flight>) {
-        self.flight = flight;
+        if !self.is_end_stream() {
+            self.flight = flight;
+        }
     }
 
+    /// `wire`, `flight`: none, if it has no body.
     #[inline(always)]
     pub(super) fn direct(body: B, wire: Option<OnWire>, idle: Duration, flight: Option<Flight>) -> Self {
         HerdBody { inner: Inner::Direct { body, wire, idle, wait: None, is_over: false }, flight }
@@ -120,7 +137,8 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
-        match self.project().inner.project() {
+        let mut me = self.project();
+        let polled = match me.inner.as_mut().project() {
             InnerProj::Direct { mut body, wire, idle, wait, is_over } => {
                 if *is_over {
                     return Poll::Ready(None);
@@ -130,6 +148,7 @@ where
                     Poll::Pending => {
                         ready!(silent(wait, *idle, cx));
                         *is_over = true;
+                        *me.flight = None;
                         // Given up by us: it may still run there.
                         if let Some(open) = wire {
                             open.give_up();
@@ -143,23 +162,29 @@ where
                     wait.since = None;
                 }
                 let frame = frame.map(|frame| frame.map_err(Into::into));
-                if wire.is_some() && (body.is_end_stream() || !frame.as_ref().is_some_and(is_data)) {
+                if (wire.is_some() || me.flight.is_some())
+                    && (body.is_end_stream() || !frame.as_ref().is_some_and(is_data))
+                {
                     settle(wire, frame.as_ref());
+                    *me.flight = None;
                 }
-                Poll::Ready(frame)
+                return Poll::Ready(frame);
             }
             InnerProj::Held { held } => held.as_mut().poll_frame(cx),
             InnerProj::Nest { nest } => nest.as_mut().poll_frame(cx),
+        };
+        if let Poll::Ready(frame) = &polled
+            && me.flight.is_some()
+            && (me.inner.is_end_stream() || !frame.as_ref().is_some_and(is_data))
+        {
+            *me.flight = None;
         }
+        polled
     }
 
     #[inline]
     fn is_end_stream(&self) -> bool {
-        match &self.inner {
-            Inner::Direct { body, is_over, .. } => *is_over || body.is_end_stream(),
-            Inner::Held { held } => held.is_end_stream(),
-            Inner::Nest { nest } => nest.is_end_stream(),
-        }
+        self.inner.is_end_stream()
     }
 
     #[inline]

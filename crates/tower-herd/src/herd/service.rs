@@ -273,9 +273,7 @@ where
         match me.state.project() {
             StateProj::Calling { future } => {
                 let mut polled = future.poll(cx);
-                if let Poll::Ready(Ok(reply)) = &mut polled {
-                    reply.body_mut().keep(me.flight.take());
-                }
+                land(&mut polled, me.flight);
                 polled
             }
             StateProj::Refused { error } => Poll::Ready(Err(error.take().expect("polled after completion"))),
@@ -355,7 +353,7 @@ where
                         && is_plain(reply, wire, classify, terms)
                     {
                         // One way in and one out: a reply is large, and each move costs.
-                        let flight = me.flight.take();
+                        let flight = me.flight.take().filter(|_| wire.is_some());
                         return polled
                             .map_ok(|reply| {
                                 reply.map(|body| HerdBody::direct(body, wire.take(), terms.idle, flight))
@@ -399,9 +397,7 @@ where
                 }
                 PathProj::Layers { future } => {
                     let mut polled = future.as_mut().poll(cx);
-                    if let Poll::Ready(Ok(reply)) = &mut polled {
-                        reply.body_mut().keep(me.flight.take());
-                    }
+                    land(&mut polled, me.flight);
                     return polled;
                 }
                 PathProj::Refused { error } => {
@@ -409,6 +405,20 @@ where
                 }
             }
         }
+    }
+}
+
+/// An error is the end of a call; a reply has a body to come.
+#[inline]
+fn land<B>(polled: &mut Poll<Result<http::Response<HerdBody<B>>, BoxError>>, flight: &mut Option<Flight>)
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    match polled {
+        Poll::Ready(Ok(reply)) => reply.body_mut().keep(flight.take()),
+        Poll::Ready(Err(_)) => *flight = None,
+        Poll::Pending => {}
     }
 }
 

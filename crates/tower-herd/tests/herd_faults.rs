@@ -1,0 +1,69 @@
+//! What a herd must withstand: panics of what its owner gave it, replies that are kept, switches turned by
+//! several hands.
+#![cfg(feature = "herd")]
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
+use std::{
+    io,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_herd::{
+    Fleet, Herd, Mode, Provider, ProviderSettings, Safety,
+    breaker::BreakerSettings,
+    herd::{Concern, RungSettings},
+    observe::{Event, Observe},
+    retry::Resend,
+};
+
+type Request = http::Request<Full<Bytes>>;
+
+fn costly() -> Request {
+    http::Request::post("http://p/").extension(Safety::Costly).body(Full::from("{}")).unwrap()
+}
+
+fn provider() -> Provider {
+    Fleet::local().configure("p", ProviderSettings::new().aborts(true)).unwrap()
+}
+
+/// One call: the first goes through the layers, and after it the short way is open.
+async fn warm_up(provider: &Provider) {
+    let service =
+        service_fn(|_: Request| async { Ok::<_, io::Error>(http::Response::new(Empty::<Bytes>::new())) });
+    Herd::new(provider).layer(service).oneshot(costly()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_over_when_its_body_has_ended_though_the_reply_is_kept() {
+    let herd = Herd::new(&provider());
+    let handle = herd.handle();
+    let full = herd.layer(service_fn(|_: Request| async {
+        Ok::<_, io::Error>(http::Response::new(Full::<Bytes>::from("{}")))
+    }));
+    let mut reply = full.clone().oneshot(costly()).await.unwrap();
+    assert_eq!(handle.under_way(), 1);
+    while let Some(frame) = reply.body_mut().frame().await {
+        frame.unwrap();
+    }
+    assert_eq!(handle.under_way(), 0, "read to its end");
+    let empty = herd.layer(service_fn(|_: Request| async {
+        Ok::<_, io::Error>(http::Response::new(Empty::<Bytes>::new()))
+    }));
+    let _kept = empty.oneshot(costly()).await.unwrap();
+    assert_eq!(handle.under_way(), 0, "there is no body");
+    let failing = Herd::new(&provider()).attempts(1);
+    let handle = failing.handle();
+    let failing = failing.layer(service_fn(|_: Request| async {
+        Err::<http::Response<Full<Bytes>>, _>(io::Error::other("reset"))
+    }));
+    let mut call = pin!(failing.oneshot(costly()));
+    call.as_mut().await.unwrap_err();
+    assert_eq!(handle.under_way(), 0, "an error is the end");
+}
