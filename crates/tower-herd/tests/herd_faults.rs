@@ -67,3 +67,32 @@ async fn a_call_is_over_when_its_body_has_ended_though_the_reply_is_kept() {
     call.as_mut().await.unwrap_err();
     assert_eq!(handle.under_way(), 0, "an error is the end");
 }
+
+#[derive(Clone)]
+struct Breaks;
+
+impl Resend<Request> for Breaks {
+    type Kept = Request;
+    fn keep(&self, _: &mut Request) -> Option<Request> {
+        panic!("it cannot be kept")
+    }
+    fn again(&self, _: &mut Request) -> Option<Request> {
+        None
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_panics_on_the_way_leaves_no_slot_behind() {
+    let provider = provider();
+    warm_up(&provider).await;
+    let herd = Herd::new(&provider).resend(Breaks);
+    let handle = herd.handle();
+    let mut service = herd.layer(service_fn(|_: Request| async {
+        Ok::<_, io::Error>(http::Response::new(Full::<Bytes>::from("{}")))
+    }));
+    for _ in 0..3 {
+        service.ready().await.unwrap();
+        assert!(std::panic::catch_unwind(AssertUnwindSafe(|| service.call(costly()))).is_err());
+        assert_eq!((provider.in_flight(), handle.under_way()), (0, 0));
+    }
+}

@@ -130,9 +130,10 @@ where
         if !is_short {
             return self.long(request, flight);
         }
+        // The guard of the slot comes before what is not ours and may panic.
+        let wire = Some(OnWire::bare(&layers.provider, &request));
         let deposited = shared.deposit(&request);
         let kept = shared.resend.keep(&mut request);
-        let wire = Some(OnWire::bare(&layers.provider, &request));
         let task_end = if kept.is_none() { request.task().and_then(Task::deadline_at) } else { None };
         DirectFuture {
             path: Path::Direct {
