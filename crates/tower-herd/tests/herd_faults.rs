@@ -96,3 +96,30 @@ async fn who_panics_on_the_way_leaves_no_slot_behind() {
         assert_eq!((provider.in_flight(), handle.under_way()), (0, 0));
     }
 }
+
+/// The listener is the owner's: what it does must not cost a slot.
+#[tokio::test(start_paused = true)]
+async fn a_listener_that_panics_leaves_no_slot_behind() {
+    let provider = provider();
+    let settings = RungSettings::new().breaker(BreakerSettings::strict());
+    drop(Herd::new(&provider).settings(settings).unwrap());
+    warm_up(&provider).await;
+    let herd = Herd::new(&provider).attempts(1).on_alert(|_| panic!("it cannot be told"));
+    let service = herd.layer(service_fn(|_: Request| async {
+        let frames = futures_util::stream::iter([
+            Ok(http_body::Frame::data(Bytes::from("x"))),
+            Err(io::Error::other("reset")),
+        ]);
+        Ok::<_, io::Error>(http::Response::new(UnsyncBoxBody::new(StreamBody::new(frames))))
+    }));
+    let mut panics = 0;
+    let mut bodies = Vec::new();
+    for _ in 0..5 {
+        bodies.push(service.clone().oneshot(costly()).await.unwrap().into_body());
+    }
+    // The first came the short way: it trips the breaker.
+    for body in bodies.into_iter().rev() {
+        panics += u32::from(AssertUnwindSafe(body.collect()).catch_unwind().await.is_err());
+    }
+    assert_eq!((panics, provider.in_flight()), (1, 0));
+}

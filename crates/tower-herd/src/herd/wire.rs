@@ -3,8 +3,9 @@
 use crate::{
     HasTask, Kind, Provider, Signal,
     classify::Report,
-    provider::{Place, Slot, handover},
+    provider::{Core, Place, Slot, handover},
 };
+use std::sync::Arc;
 
 /// A call that was sent: watched, and holding a slot. Dropped before its end it counts as given up, and
 /// its slot lingers.
@@ -46,12 +47,14 @@ impl OnWire {
     /// The reply has ended: well, or with this signal. In place, since it is large; what is left is empty.
     #[inline]
     pub(super) fn end(&mut self, late: Option<&Signal>) {
-        if let Some(mut report) = self.report.take() {
+        if let Some(report) = &mut self.report {
+            // Who listens to it may panic: then the slot is left to the drop.
             report.end(late);
             match std::mem::replace(&mut self.hold, Hold::Bare) {
                 Hold::Bare => report.core().release(),
                 Hold::Place(place) => place.end(),
             }
+            self.report = None;
         }
     }
 
@@ -78,9 +81,19 @@ impl Drop for OnWire {
         if let Some(report) = self.report.take()
             && let Hold::Bare = self.hold
         {
-            let core = report.core().clone();
+            // Whoever hears of it may panic.
+            let slot = Later(report.core().clone());
             drop(report);
-            core.release_later();
+            drop(slot);
         }
+    }
+}
+
+/// A bare slot that is given back when its call has ended at the provider too.
+struct Later(Arc<Core>);
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        self.0.release_later();
     }
 }
