@@ -123,3 +123,35 @@ async fn a_listener_that_panics_leaves_no_slot_behind() {
     }
     assert_eq!((panics, provider.in_flight()), (1, 0));
 }
+
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<u32>>>);
+
+impl Observe for Heard {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::InnerRetries { attempts, .. } = event {
+            self.0.lock().unwrap().push(*attempts);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_further_in_are_reported_of_first_calls_too() {
+    for (status, ladder) in [(200, false), (503, false), (200, true)] {
+        let heard = Heard::default();
+        let provider = Fleet::local().observer(heard.clone()).provider("p");
+        warm_up(&provider).await;
+        let client = service_fn(move |_: Request| async move {
+            let reply = http::Response::builder().status(status).header("x-envoy-attempt-count", 4);
+            Ok::<_, io::Error>(reply.body(Full::<Bytes>::from("{}")).unwrap())
+        });
+        if ladder {
+            let rung = tower_herd::failover::Rung::new(&provider, RungSettings::new());
+            let herd = Herd::ladder([rung]).unwrap().attempts(1);
+            herd.layer(client).oneshot(costly()).await.unwrap();
+        } else {
+            Herd::new(&provider).attempts(1).layer(client).oneshot(costly()).await.unwrap();
+        }
+        assert_eq!(*heard.0.lock().unwrap(), [4], "{status}, {ladder}");
+    }
+}

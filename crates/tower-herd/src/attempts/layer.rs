@@ -92,15 +92,29 @@ impl Shared {
     /// The reply to our `attempt`-th call says that so many were made.
     #[cold]
     pub(super) fn told_back(&self, attempt: u32, calls: u32, headers: &mut HeaderMap) {
-        let provider = &self.provider;
         if calls > attempt {
-            if provider.notes_inner_retries() {
-                provider.observe(|| Event::InnerRetries { provider: provider.name(), attempts: calls });
-            }
+            report(&self.provider, calls);
         } else if attempt > 1 && self.switch.mode() == Mode::Enforce {
             // Our own number, which whoever hands this reply on must not hand on as theirs.
             told::forget(headers);
         }
+    }
+}
+
+fn report(provider: &Provider, calls: u32) {
+    if provider.notes_inner_retries() {
+        provider.observe(|| Event::InnerRetries { provider: provider.name(), attempts: calls });
+    }
+}
+
+/// What the layer does with the reply to a first call that went out without it.
+#[cfg(feature = "herd")]
+#[inline]
+pub(crate) fn replied_to_first<B>(provider: &Provider, reply: &http::Response<B>) {
+    if let Some(calls) = told::calls_told(reply.version(), reply.headers())
+        && calls > 1
+    {
+        report(provider, calls);
     }
 }
 

@@ -95,6 +95,9 @@ mod layer;
 mod service;
 mod told;
 
+#[cfg(feature = "herd")]
+pub(crate) use layer::replied_to_first;
+
 pub use incoming::{IncomingAttempts, IncomingAttemptsLayer};
 pub use layer::AttemptsLayer;
 pub use service::Attempts;

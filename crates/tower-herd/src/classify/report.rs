@@ -33,6 +33,13 @@ impl Report {
     /// The provider that is called.
     #[cfg(feature = "herd")]
     #[inline]
+    pub(crate) fn provider(&self) -> &Provider {
+        self.sensing.provider()
+    }
+
+    /// What is shared of it.
+    #[cfg(feature = "herd")]
+    #[inline]
     pub(crate) fn core(&self) -> &std::sync::Arc<crate::provider::Core> {
         self.sensing.core()
     }

@@ -248,7 +248,7 @@ where
     }
 }
 
-/// Whether a reply is a plain success: then it is settled but for its body.
+/// Whether a reply, which is looked at here first, is a plain success: then it is settled but for its body.
 #[inline]
 pub(super) fn is_plain<B: Body>(
     reply: &http::Response<B>,
@@ -257,6 +257,7 @@ pub(super) fn is_plain<B: Body>(
     terms: &Terms,
 ) -> bool {
     let report = wire.as_mut().expect("polled after completion").report();
+    attempts::replied_to_first(report.provider(), reply);
     let signal = report.read(classify, reply);
     if signal.kind != Kind::Success || terms.options.most(&signal) > 0 {
         return false;

@@ -502,6 +502,13 @@ impl Sensing {
     /// The provider that is called.
     #[cfg(feature = "herd")]
     #[inline]
+    pub(crate) fn provider(&self) -> &Provider {
+        &self.provider
+    }
+
+    /// What is shared of it.
+    #[cfg(feature = "herd")]
+    #[inline]
     pub(crate) fn core(&self) -> &std::sync::Arc<super::Core> {
         &self.provider.core
     }
