@@ -5,6 +5,7 @@
 mod grpc;
 #[path = "../support/server.rs"]
 mod server;
+mod with_herd;
 mod with_hyper;
 mod with_reqwest;
 mod with_tonic;
