@@ -119,7 +119,7 @@ async fn superagent_1145_aionui_2782_a_short_wait_is_waited_in_place() {
     }
 }
 
-// KarpelesLab/teamclaude#84 to #309: thirty agents jumped together, the next account died of it, and so
+// KarpelesLab/teamclaude#84, #89, #90, #137, #271, #309: thirty agents jumped together, the next account died of it, and so
 // on; then they only waited, while a sibling stood idle. And the first account must not be forgotten.
 #[tokio::test(start_paused = true)]
 async fn teamclaude_84_309_thirty_go_over_in_a_line_and_come_back() {

@@ -580,7 +580,7 @@ async fn async_lock_23_newcomers_do_not_pass_who_was_woken() {
 }
 
 // joshrotenberg/tower-resilience#365, #286: to be ready took a slot that was lost on drop, or took none and let
-// all the clones through.
+// all the clones through. linkerd/linkerd2-proxy#751: to be ready held it, long before a request came.
 #[tokio::test(start_paused = true)]
 async fn tower_resilience_365_286_clones_and_readiness_take_nothing_and_pass_nothing() {
     let provider = provider(4);

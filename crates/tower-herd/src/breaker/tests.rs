@@ -211,7 +211,9 @@ fn consecutive_failures_shut_out_a_provider_that_serves_most() {
             }
         }
         let share: f64 = served / offered;
-        assert!((share - expected).abs() < 0.05, "{failing}: {share} and not {expected}");
+        // A fifth of a small share, or a share of none would pass for it.
+        let tolerance = f64::min(0.05, expected / 5.0);
+        assert!((share - expected).abs() < tolerance, "{failing}: {share} and not {expected}");
     }
 }
 
