@@ -524,6 +524,31 @@ async fn alone_it_senses_probes_and_counts_timeouts() {
     assert!(start.elapsed() < secs(31), "{:?}", start.elapsed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn how_long_a_probe_may_take_is_a_setting() {
+    for (longest, least, most) in [(2, 2, 5), (30, 30, 33)] {
+        let (provider, plant) = (provider(19), plant());
+        // Probes a second apart at the most, so that only their own time counts.
+        let settings = BreakerSettings::strict().probes(ms(500), ms(1000)).probe_timeout(secs(longest));
+        let layer = BreakerLayer::new(&provider).settings(settings).unwrap();
+        let service = stack(layer, &provider, plant.script.clone());
+        trip(&service, &plant).await;
+        // From here on nobody is answered, and nobody gives up.
+        plant.took.store(1_000_000, Ordering::SeqCst);
+        let (before, mut waiting, mut sent) = (plant.calls(), Vec::new(), Vec::new());
+        while sent.len() < 2 {
+            waiting.push(tokio::spawn(service.clone().oneshot(until(1, secs(900)))));
+            sleep(ms(10)).await;
+            if plant.calls() > before + sent.len() {
+                sent.push(Instant::now());
+            }
+        }
+        let apart = sent[1] - sent[0];
+        assert!((secs(least)..secs(most)).contains(&apart), "{longest} s: {apart:?}");
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
 /// A ladder passes over what is broken, and brings its probe itself.
 #[tokio::test(start_paused = true)]
 async fn a_ladder_skips_a_broken_rung_and_probes_it() {

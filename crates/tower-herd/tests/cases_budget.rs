@@ -153,6 +153,33 @@ async fn settings_belong_to_the_provider_and_each_scope_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_setting_of_the_throttle_changes_what_is_refused() {
+    // Refused of a thousand at 30 % failures, the share then, and that six seconds later.
+    let outcome = async |settings: BudgetSettings| {
+        let search = Fleet::local().seed(1).provider("search");
+        let layer = BudgetLayer::configured(&search, settings).unwrap();
+        let script = Script::new(|n, _| answer(if matches!(n % 10, 3 | 6 | 9) { 500 } else { 200 }));
+        let service = throttled(&layer, &search, script.clone());
+        let mut refused = 0;
+        for n in 0..1000 {
+            refused += usize::from(ask(&service, request(n)).await.is_err());
+        }
+        let share = layer.share();
+        tokio::time::advance(secs(6)).await;
+        (refused, share, layer.share())
+    };
+    let (refused, share, later) = outcome(BudgetSettings::new()).await;
+    assert_eq!((refused, share, later), (0, 0.0, 0.0), "two for one: more than half is accepted");
+    let (refused, share, later) = outcome(BudgetSettings::new().k(1.1)).await;
+    assert!(refused > 500 && share > 0.5, "less than ten in eleven is: {refused} {share}");
+    assert_eq!(share, later, "within the window");
+    let (fewer, capped, _) = outcome(BudgetSettings::new().k(1.1).cap(0.1)).await;
+    assert!((50..150).contains(&fewer) && capped == 0.1, "{fewer} {capped}");
+    let (_, share, later) = outcome(BudgetSettings::new().k(1.1).window(secs(5))).await;
+    assert!(share > 0.5 && later == 0.0, "the window has passed: {later}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_a_sensor_it_senses_its_own_calls() {
     let search = Fleet::local().seed(1).provider("search");
     let plain = |outcome: Result<&u64, &(dyn Error + 'static)>| match outcome {

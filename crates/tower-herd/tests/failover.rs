@@ -8,10 +8,10 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 use tokio::time::Instant;
-use tower::{Layer, ServiceBuilder, ServiceExt, layer::util::Stack};
+use tower::{Layer, ServiceBuilder, ServiceExt, layer::util::Stack, service_fn};
 use tower_herd::{
-    Fleet, FleetLimitLayer, HashedFailover, Kind, Provider, ProviderSettings, Refusal, RefusalKind,
-    RetryAfterLayer, Safety, Signal, Task,
+    Fleet, FleetLimitLayer, HashedFailover, HashedFailoverLayer, Kind, Provider, ProviderSettings, Refusal,
+    RefusalKind, RetryAfterLayer, Safety, Signal, Task,
     failover::{LadderError, Rung},
     fleet_limit::UntilReply,
 };
@@ -73,6 +73,36 @@ async fn a_short_429_goes_out_to_the_retry_layer() {
     let ladder = ladder(&[5, 5], &[answer(429).header("retry-after", 1), answer(200)]);
     let reply = ladder.service().oneshot(request(1)).await.unwrap();
     assert_eq!((reply.status().as_u16(), ladder.calls()), (429, vec![1, 0]));
+}
+
+// How short is short, is for the caller to say; in either form of the ladder.
+#[tokio::test(start_paused = true)]
+async fn the_patience_for_a_hint_says_which_429_goes_on() {
+    for (patience, hint, goes_on) in [(2, 2, false), (0, 1, true), (2, 5, true), (5, 5, false), (5, 6, true)]
+    {
+        let expected = if goes_on { (200, vec![1, 1]) } else { (429, vec![1, 0]) };
+        let once = || ladder(&[5, 5], &[answer(429).header("retry-after", hint), answer(200)]);
+        let two = once();
+        let reply = two.service().hint_patience(secs(patience)).oneshot(request(1)).await.unwrap();
+        assert_eq!((reply.status().as_u16(), two.calls()), expected, "{patience} s for {hint} s");
+
+        let two = once();
+        let rungs = two.providers.iter().zip(0..).map(|(provider, tier)| {
+            Rung::new(provider, layers(provider)).tier(tier).map(move |mut request: Request| {
+                *request.uri_mut() =
+                    ["http://a.example/", "http://b.example/"][tier as usize].parse().unwrap();
+                request
+            })
+        });
+        let layer = HashedFailoverLayer::new(rungs).unwrap().hint_patience(secs(patience));
+        let scripts = two.scripts.clone();
+        let client = service_fn(move |request: Request| {
+            let at = usize::from(request.uri().host() == Some("b.example"));
+            scripts[at].clone().oneshot(request)
+        });
+        let reply = layer.layer(client).oneshot(request(1)).await.unwrap();
+        assert_eq!((reply.status().as_u16(), two.calls()), expected, "the layer, {patience} s for {hint} s");
+    }
 }
 
 // voidmind-io/voidllm#184, api7/aisix#46, agentgateway#1500: errors fail over, once a rung.
@@ -414,7 +444,7 @@ async fn a_keyed_write_that_was_lost_nobody_knows_where_is_not_repeated() {
     let calls = Arc::new(AtomicUsize::new(0));
     let rungs = ["a", "b"].map(|name| {
         let calls = calls.clone();
-        let broken = tower::service_fn(move |_: Request| {
+        let broken = service_fn(move |_: Request| {
             calls.fetch_add(1, Ordering::Relaxed);
             async { Err::<common::Response, tower_herd::BoxError>("reset".into()) }
         });
@@ -517,7 +547,7 @@ async fn walk_over(rungs: &[Then]) -> (Result<common::Response, tower_herd::BoxE
     let rungs = rungs.iter().enumerate().map(|(i, then)| {
         let (provider, then, calls) = (fleet.provider(&format!("rung-{i}")), then.clone(), calls[i].clone());
         let name = provider.name().clone();
-        let service = tower::service_fn(move |_: Request| {
+        let service = service_fn(move |_: Request| {
             calls.fetch_add(1, Ordering::SeqCst);
             let outcome = match then {
                 Then::Reply(status) => {

@@ -294,3 +294,77 @@ async fn a_body_that_is_given_up_leaves_its_slot_lingering() {
     tokio::time::sleep(secs(10)).await;
     assert_eq!(provider.in_flight(), 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn floor_and_start_bound_what_is_learned() {
+    for (settings, at_first, lowest) in [
+        (ProviderSettings::new(), 10, 1..3),
+        (ProviderSettings::new().start(16), 16, 1..3),
+        (ProviderSettings::new().start(16).floor(6), 16, 6..8),
+    ] {
+        let provider = Fleet::local().configure("p", settings).unwrap();
+        assert_eq!(provider.ceiling(), at_first);
+        let service = FleetLimitLayer::new(&provider).layer(Script::always(answer(529)));
+        let (mut least, task) = (at_first, Task::new(1).deadline_in(secs(100_000)));
+        for i in 0..60 {
+            let mut request = request(i);
+            request.extensions_mut().insert(task.clone());
+            service.clone().oneshot(request).await.unwrap();
+            least = least.min(provider.ceiling());
+            tokio::time::sleep(secs(60)).await;
+        }
+        assert!(lowest.contains(&least), "however often it is overloaded: {least}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn how_old_a_batch_call_gets_before_its_turn_is_a_setting() {
+    // A slot for a second at a time, people always in line: after its age the batch call takes turns with them.
+    for (age, expected) in [(2, 3), (5, 6), (9, 10)] {
+        let settings = ProviderSettings::new().ceiling(1).aborts(true).batch_age(secs(age));
+        let provider = Fleet::local().configure("p", settings).unwrap();
+        let script = Script::always(answer(200).after(secs(1)));
+        let service = FleetLimitLayer::new(&provider).until_reply().layer(script.clone());
+        let spawn = |id: u64, class| {
+            let mut request = request(id);
+            request.extensions_mut().insert(Task::new(id).deadline_in(secs(600)).criticality(class));
+            tokio::spawn(service.clone().oneshot(request))
+        };
+        let mut calls = vec![spawn(0, Criticality::Interactive)];
+        tokio::time::sleep(ms(1)).await;
+        calls.push(spawn(1, Criticality::Batch));
+        calls.extend((2..20).map(|id| spawn(id, Criticality::Interactive)));
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+        let seen = script.seen.lock().unwrap();
+        let place = seen.iter().position(|(_, task, _)| task.as_ref().unwrap().id() == 1.into()).unwrap();
+        assert!(place.abs_diff(expected) <= 1, "{age} s: {place}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_changes_the_limit_while_calls_wait() {
+    let provider = provider(1);
+    let script = Script::always(answer(200).after(secs(10)));
+    let service = FleetLimitLayer::new(&provider).until_reply().layer(script.clone());
+    let calls: Vec<_> = (0..6).map(|i| tokio::spawn(service.clone().oneshot(request(i)))).collect();
+    tokio::time::sleep(secs(1)).await;
+    assert_eq!((provider.in_flight(), provider.waiting()), (1, 5));
+    let settings = |ceiling| ProviderSettings::new().ceiling(ceiling).aborts(true);
+    assert_eq!(provider.reconfigure(settings(0)).unwrap_err().field, "ceiling");
+    assert_eq!(provider.ceiling(), 1, "nothing has changed");
+    provider.reconfigure(settings(4)).unwrap();
+    tokio::time::sleep(secs(1)).await;
+    assert_eq!((provider.ceiling(), provider.in_flight(), provider.waiting()), (4, 4, 2));
+    // Below what is in flight: nobody is cut off, and nobody comes in before enough have ended.
+    provider.reconfigure(settings(2)).unwrap();
+    tokio::time::sleep(secs(1)).await;
+    assert_eq!((provider.in_flight(), provider.waiting()), (4, 2));
+    tokio::time::sleep(ms(7500)).await;
+    assert_eq!((provider.in_flight(), provider.waiting()), (3, 2), "the first has ended");
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    assert_eq!(script.peak.load(std::sync::atomic::Ordering::SeqCst), 4);
+}

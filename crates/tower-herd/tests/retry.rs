@@ -409,6 +409,48 @@ async fn a_config_is_validated_and_used() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_layer_goes_by_other_settings_while_it_runs() {
+    let layer = retry().attempts(4);
+    let (provider, seen) = provider([Status(500)]);
+    let service = layer.layer(provider);
+    let mut sent = 0;
+    for attempts in [4, 2, 1, 3] {
+        let mut config = layer.config();
+        config.attempts = attempts;
+        layer.reconfigure(config.clone()).unwrap();
+        // What cannot be meant changes nothing.
+        config.attempts = 0;
+        assert_eq!(layer.reconfigure(config), Err(InvalidRetryConfig::NoAttempts));
+        service.clone().oneshot(of(&Task::new(1).allowance(9), get())).await.unwrap();
+        assert_eq!(seen.count() - sent, attempts as usize, "in the services that are there already");
+        sent = seen.count();
+    }
+}
+
+// Retry code that is not ours draws on the same task, and says so when it has given up.
+#[tokio::test(start_paused = true)]
+async fn what_foreign_retry_code_tells_a_task_binds_ours() {
+    let calls = async |told: fn(&Task)| {
+        let task = Task::new(1).allowance(3);
+        let inner = task.clone();
+        let (provider, seen) = provider([Status(500)]);
+        let foreign = tower::service_fn(move |request: Request| {
+            told(&inner);
+            provider.clone().oneshot(request)
+        });
+        retry().attempts(3).layer(foreign).oneshot(of(&task, get())).await.unwrap();
+        (seen.count(), task.is_exhausted())
+    };
+    assert_eq!(calls(|_| ()).await, (3, true));
+    // It made a call of its own, which failed.
+    assert_eq!(calls(|task| _ = task.charge()).await, (2, true));
+    // It has tried what can be tried.
+    assert_eq!(calls(Task::give_up).await, (1, true));
+    // Re-deliveries are apart from attempts.
+    assert_eq!(calls(|task| _ = task.redeliver()).await, (3, true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_that_are_not_http_are_sent_again_if_they_say_so() {
     #[derive(Clone)]
     struct Read;

@@ -187,6 +187,27 @@ async fn what_costs_more_is_charged_whole_and_refuses_the_next() {
     assert_eq!(script.calls(), 2);
 }
 
+// The day's allowance of a user, which all tasks of that user draw on.
+#[tokio::test(start_paused = true)]
+async fn tasks_may_share_what_they_spend_from() {
+    let script = Script::always(answer(500));
+    let service = SpendLayer::new(&provider(), estimate, prices()).layer(script.clone());
+    let day = Allowance::new(Amount::units(500));
+    let tasks = [1, 2].map(|id| Task::new(id).deadline_in(secs(600)).spend_from(&day));
+    let through = async |task: &Task| service.clone().oneshot(of(task)).await.is_ok();
+    assert!(through(&tasks[0]).await && through(&tasks[1]).await);
+    assert_eq!((day.spent(), day.left()), (Amount::units(400), Amount::units(100)));
+    assert!(!through(&tasks[0]).await && !through(&tasks[1]).await, "200 each, and 100 are left");
+    // One of its own is no part of it.
+    assert!(through(&task()).await);
+    // What is reserved by hand counts, until it is given back or settled.
+    let held = day.reserve(Amount::units(100)).unwrap();
+    assert_eq!((held.amount(), day.left()), (Amount::units(100), Amount::ZERO));
+    held.refund();
+    day.reserve(Amount::units(100)).unwrap().settle(Amount::units(30));
+    assert_eq!((day.left(), script.calls()), (Amount::units(70), 3));
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_is_estimated_or_counted_where_nothing_is_limited() {
     let script = Script::always(answer(200).body(USED));
