@@ -85,8 +85,8 @@ impl IncomingAttemptsLayer {
 
     /// Its switch.
     #[must_use]
-    pub fn handle(&self) -> Switch {
-        self.switch.clone()
+    pub fn handle(&self) -> &Switch {
+        &self.switch
     }
 
     /// The task of a request with these headers.

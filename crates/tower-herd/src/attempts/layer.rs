@@ -12,8 +12,9 @@ use tower_layer::Layer;
 /// and reports when something in between repeats our calls. See the [module](super).
 ///
 /// It needs the task, and the mark of a repetition, that [`TaskLayer`](crate::TaskLayer) and
-/// [`JitteredRetryLayer`](crate::JitteredRetryLayer) leave on the request, and changes no
-/// errors, and of replies only its own count where a server has sent it back. In a ladder the number is that of the walk: a first call at another rung is no repetition there.
+/// [`JitteredRetryLayer`](crate::JitteredRetryLayer) leave on the request. It changes no errors, and of replies
+/// only its own count where a server has sent it back. In a ladder the number is that of the walk: a first call
+/// at another rung is no repetition there.
 #[derive(Clone)]
 pub struct AttemptsLayer {
     shared: Shared,
@@ -76,8 +77,8 @@ impl AttemptsLayer {
 
     /// Its switch.
     #[must_use]
-    pub fn handle(&self) -> Switch {
-        self.shared.switch.clone()
+    pub fn handle(&self) -> &Switch {
+        &self.shared.switch
     }
 }
 

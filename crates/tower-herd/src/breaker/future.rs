@@ -3,12 +3,10 @@
 use super::Breaker;
 use crate::{
     BoxError, Classify, HasTask, Mode, Provider, RefusalKind, Task,
-    observe::Event,
     provider::{Caller, Place, Sensing, Slot, WatchedProbe, handover},
 };
 use pin_project_lite::pin_project;
 use std::{
-    error::Error,
     fmt,
     future::Future,
     pin::Pin,
@@ -89,12 +87,7 @@ where
         Mode::Observe => {
             let probe = provider.try_watched_probe(now);
             if probe.is_none() {
-                provider.breaker().switch().count();
-                provider.observe(|| Event::WouldRefuse {
-                    provider: provider.name(),
-                    scope: provider.scope_name().map(|name| &**name),
-                    kind: RefusalKind::Open,
-                });
+                provider.would_refuse(&provider.breaker().switch(), RefusalKind::Open);
             }
             let mut future = call(inner, request, provider, caller, classify);
             future.probe = probe.map(|probe| Box::new(Probe::Watched(probe)));
@@ -158,13 +151,8 @@ where
             StateProj::Calling { future } => {
                 let outcome = ready!(future.poll(cx)).map_err(Into::into);
                 // With a sensor below there is nothing to do here.
-                if let Some(watch) = me.sensing {
-                    match &outcome {
-                        Ok(reply) => watch.outcome(&watch.read(&*me.classify, reply)),
-                        Err(error) => {
-                            watch.outcome(&me.classify.classify(Err(&**error as &(dyn Error + 'static))));
-                        }
-                    }
+                if let Some(sensing) = me.sensing {
+                    sensing.ended(&*me.classify, &outcome);
                     *me.sensing = None;
                 }
                 if let Some(probe) = me.probe.take() {

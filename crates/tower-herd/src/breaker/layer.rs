@@ -28,19 +28,27 @@ impl<C> BreakerLayer<C> {
         BreakerLayer { provider: provider.clone(), classify }
     }
 
-    /// Gives this provider's breaker its settings. Fails if they cannot be, or if it has others: it is one
-    /// breaker, however many layers there are for it.
+    /// Gives this provider's breaker its settings. It is one breaker, however many layers there are for it.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be meant, or if it was given others before.
     pub fn settings(self, settings: BreakerSettings) -> Result<Self, SettingsError> {
         self.provider.breaker().configure(settings, self.provider.name())?;
         Ok(self)
     }
 
     /// Opens after 5 failures in a row: [`BreakerSettings::strict`].
+    ///
+    /// # Errors
+    ///
+    /// If it was given others before.
     pub fn strict(self) -> Result<Self, SettingsError> {
         self.settings(BreakerSettings::strict())
     }
 
-    /// Turned by this switch. One breaker has one: the one that was given last, to any layer for it.
+    /// Turned by this switch. One breaker has one: the one that was given last, to any layer for it; default: one
+    /// of its own, that enforces.
     #[must_use]
     pub fn switch(self, switch: &Switch) -> Self {
         self.provider.breaker().set_switch(switch);

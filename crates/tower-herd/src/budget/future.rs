@@ -4,7 +4,6 @@ use crate::{
 };
 use pin_project_lite::pin_project;
 use std::{
-    error::Error,
     fmt,
     future::Future,
     pin::Pin,
@@ -70,11 +69,7 @@ where
         };
         // With a sensor below there is nothing to do here.
         if let Some(mut sensing) = me.sensing.take() {
-            let signal = match &outcome {
-                Ok(reply) => sensing.read(&*me.classify, reply),
-                Err(error) => me.classify.classify(Err(&**error as &(dyn Error + 'static))),
-            };
-            sensing.outcome(&signal);
+            sensing.ended(&*me.classify, &outcome);
         }
         Poll::Ready(outcome)
     }

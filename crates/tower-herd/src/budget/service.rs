@@ -1,7 +1,6 @@
 use super::{ResponseFuture, state::Throttle};
 use crate::{
-    BoxError, Classify, HasTask, Mode, Provider, Refusal, RefusalKind, Switch, Task, observe::Event,
-    provider::handover,
+    BoxError, Classify, HasTask, Mode, Provider, Refusal, RefusalKind, Switch, Task, provider::handover,
 };
 use std::{
     fmt,
@@ -35,19 +34,14 @@ impl<S, C> AdaptiveThrottle<S, C> {
         // What is only observed is sent, and counted then.
         let wait =
             self.throttle.draw(now, |shed| enforced && task.is_none_or(|task| task.first_shed(shed)))?;
-        let (name, scope) = (provider.name(), provider.scope_name());
-        let (label, kind) = (scope.map(|scope| &**scope), RefusalKind::Shed);
         if !enforced {
-            self.switch.count();
-            provider.observe(|| Event::WouldRefuse { provider: name, scope: label, kind });
+            provider.would_refuse(&self.switch, RefusalKind::Shed);
             return None;
         }
-        provider.observe(|| Event::Refused { provider: name, scope: label, kind });
         // Nobody further out has a call to watch.
         handover::mark_sensed(provider.core());
         let why = "so much of what is sent there fails that a share of it is not sent";
-        let at = provider.clock().instant(now.saturating_add(wait));
-        Some(Refusal::new(kind, why, name.clone(), Some(at)).with_scope(scope.cloned()))
+        Some(provider.refuse(RefusalKind::Shed, why, Some(now.saturating_add(wait))))
     }
 }
 

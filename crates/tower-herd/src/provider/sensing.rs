@@ -5,7 +5,7 @@ use super::{
     pause::{Pause, PauseReason},
     watch::{Verdict, Watch, Watched},
 };
-use crate::{Classify, Kind, Pushback, Quota, Reach, Signal, Task, Time, observe::Event};
+use crate::{BoxError, Classify, Kind, Pushback, Quota, Reach, Signal, Task, Time, observe::Event};
 use std::{sync::atomic::Ordering, time::Duration};
 use tokio::time::Instant;
 
@@ -169,7 +169,17 @@ impl Sensing {
         self.sampled || core.follows_quota.load(Ordering::Relaxed) || self.teaches()
     }
 
-    /// The head of the reply, or the error in its place, is there and says this.
+    /// The head of the reply, or the error in its place, is there: reads what it says, and notes it.
+    #[inline]
+    pub(crate) fn ended<Res, C: Classify<Res>>(&mut self, classify: &C, outcome: &Result<Res, BoxError>) {
+        let signal = match outcome {
+            Ok(reply) => self.read(classify, reply),
+            Err(error) => classify.classify(Err(&**error)),
+        };
+        self.outcome(&signal);
+    }
+
+    /// The head of the reply, or the error in its place, says this.
     #[inline]
     pub(crate) fn outcome(&mut self, signal: &Signal) {
         if self.phase != Phase::Running {

@@ -22,7 +22,9 @@ impl RampedReadmissionLayer {
 
     /// Along this profile, which is the provider's from now on, and that of its scopes.
     ///
-    /// Fails if it cannot be, or if the provider was given another one before.
+    /// # Errors
+    ///
+    /// If it cannot be meant, or if the provider was given another one before.
     pub fn profile(self, profile: Profile) -> Result<Self, SettingsError> {
         self.provider.profile_ramp(profile)?;
         Ok(self)
@@ -39,8 +41,8 @@ impl RampedReadmissionLayer {
 
     /// Its switch.
     #[must_use]
-    pub fn handle(&self) -> Switch {
-        self.switch.clone()
+    pub fn handle(&self) -> &Switch {
+        &self.switch
     }
 }
 

@@ -1,7 +1,6 @@
 use super::{ResponseFuture, error::refusal};
 use crate::{
     BoxError, HasTask, Key, Mode, Provider, RefusalKind, Switch, Time,
-    observe::Event,
     provider::{WaitFor, handover},
     random::mix,
 };
@@ -56,12 +55,7 @@ impl<S> RampedReadmission<S> {
             _ => until,
         };
         if mode == Mode::Observe {
-            self.switch.count();
-            self.provider.observe(|| Event::WouldRefuse {
-                provider: self.provider.name(),
-                scope: self.provider.scope_name().map(|name| &**name),
-                kind: RefusalKind::NotReadmitted,
-            });
+            self.provider.would_refuse(&self.switch, RefusalKind::NotReadmitted);
             return None;
         }
         Some(until)

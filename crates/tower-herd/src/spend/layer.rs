@@ -47,7 +47,7 @@ impl<E, M> SpendLayer<E, M> {
 
 impl<E, M, C> SpendLayer<E, M, C> {
     /// The most that one task, with its children, may spend here, beside what it may spend in all: the limit of
-    /// one tool. Calls that belong to no task are not limited by it.
+    /// one tool. Calls that belong to no task are not limited by it. Default: no such limit.
     #[must_use]
     pub fn per_task(mut self, limit: Amount) -> Self {
         static LAYERS: AtomicU64 = AtomicU64::new(0);
@@ -56,7 +56,7 @@ impl<E, M, C> SpendLayer<E, M, C> {
     }
 
     /// The most that all calls together may spend here: out of this allowance, which its owner may share with
-    /// other layers, and [top up](Allowance::top_up).
+    /// other layers, and [top up](Allowance::top_up). Default: no such limit.
     #[must_use]
     pub fn within(mut self, allowance: &Allowance) -> Self {
         self.within = Some(allowance.clone());
@@ -70,7 +70,8 @@ impl<E, M, C> SpendLayer<E, M, C> {
         SpendLayer { provider, per_task, within, switch, estimate, meter, classify }
     }
 
-    /// Switched by this one.
+    /// Enforces, observes or stands aside as this switch says; default: one of its own, that enforces. While it
+    /// observes, a call that finds no room passes and is charged nothing; while it is off, nobody is charged.
     #[must_use]
     pub fn switch(mut self, switch: &Switch) -> Self {
         self.switch = switch.clone();
@@ -79,8 +80,8 @@ impl<E, M, C> SpendLayer<E, M, C> {
 
     /// Its switch.
     #[must_use]
-    pub fn handle(&self) -> Switch {
-        self.switch.clone()
+    pub fn handle(&self) -> &Switch {
+        &self.switch
     }
 }
 

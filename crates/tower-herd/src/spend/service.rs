@@ -1,5 +1,5 @@
 use super::{Amount, Estimate, ResponseFuture, SpendLayer, charge::Charge, future};
-use crate::{BoxError, Classify, HasTask, Mode, Refusal, RefusalKind, Task, observe::Event, usage::Meter};
+use crate::{BoxError, Classify, HasTask, Mode, Refusal, RefusalKind, Task, usage::Meter};
 use std::{
     fmt,
     task::{Context, Poll},
@@ -65,10 +65,10 @@ impl<E, M, C> SpendLayer<E, M, C> {
         match self.reserve(task, self.estimate.estimate(request)) {
             Ok(charge) => Ok(Some(charge)),
             Err(_) if mode == Mode::Observe => {
-                self.observed();
+                self.provider.would_refuse(&self.switch, RefusalKind::Spend);
                 Ok(None)
             }
-            Err(why) => Err(self.refusal(why)),
+            Err(why) => Err(self.provider.refuse(RefusalKind::Spend, why, None)),
         }
     }
 
@@ -80,21 +80,5 @@ impl<E, M, C> SpendLayer<E, M, C> {
             (self.within.as_ref(), "what may be spent here is used up"),
         ];
         Charge::reserve(&self.provider, from, amount)
-    }
-
-    #[cold]
-    fn refusal(&self, why: &'static str) -> Refusal {
-        self.provider.refuse(RefusalKind::Spend, why, None)
-    }
-
-    #[cold]
-    fn observed(&self) {
-        self.switch.count();
-        let provider = &self.provider;
-        provider.observe(|| Event::WouldRefuse {
-            provider: provider.name(),
-            scope: provider.scope_name().map(|name| &**name),
-            kind: RefusalKind::Spend,
-        });
     }
 }

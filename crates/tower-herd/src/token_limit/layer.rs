@@ -72,7 +72,9 @@ impl<E, M, C> TokenLimitLayer<E, M, C> {
         TokenLimitLayer { provider, patience, switch, estimate, meter, classify }
     }
 
-    /// Switched by this one.
+    /// Enforces, observes or stands aside as this switch says; default: one of its own, that enforces. While it
+    /// observes, tokens are taken as always, and a call for which there are none passes; while it is off, none are
+    /// taken.
     #[must_use]
     pub fn switch(mut self, switch: &Switch) -> Self {
         self.switch = switch.clone();
@@ -81,8 +83,8 @@ impl<E, M, C> TokenLimitLayer<E, M, C> {
 
     /// Its switch.
     #[must_use]
-    pub fn handle(&self) -> Switch {
-        self.switch.clone()
+    pub fn handle(&self) -> &Switch {
+        &self.switch
     }
 }
 

@@ -1,7 +1,6 @@
 use super::{EstimateTokens, ResponseFuture, TokenEstimate, TokenLimitLayer, TokenReserve, future};
 use crate::{
     BoxError, Classify, HasTask, Mode, RefusalKind,
-    observe::Event,
     provider::{Booked, TokenWait, Unbooked, WaitFor, handover},
     usage::Meter,
 };
@@ -105,12 +104,7 @@ impl<E, M, C> TokenLimitLayer<E, M, C> {
             Unbooked::TooLarge => RefusalKind::TooLarge,
             Unbooked::NotYet => RefusalKind::Tokens,
         };
-        self.switch.count();
-        provider.observe(|| Event::WouldRefuse {
-            provider: provider.name(),
-            scope: provider.scope_name().map(|name| &**name),
-            kind,
-        });
+        provider.would_refuse(&self.switch, kind);
         if kind == RefusalKind::TooLarge {
             return None;
         }

@@ -52,6 +52,7 @@ where
 {
     type Output = Result<Res, BoxError>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = self.project();
         let outcome = match me.state.project() {

@@ -61,17 +61,18 @@ impl<F, C> ToolCallsLayer<F, C> {
         }
     }
 
-    /// Who says whether it decides, only counts, or stands aside.
+    /// Enforces, observes or stands aside as this switch says; default: one of its own, that enforces. While it
+    /// observes, a call that would have been refused passes and is not noted; while it is off, none is.
     #[must_use]
     pub fn switch(mut self, switch: &Switch) -> Self {
         self.switch = switch.clone();
         self
     }
 
-    /// The switch of this layer.
+    /// Its switch.
     #[must_use]
-    pub fn handle(&self) -> Switch {
-        self.switch.clone()
+    pub fn handle(&self) -> &Switch {
+        &self.switch
     }
 }
 

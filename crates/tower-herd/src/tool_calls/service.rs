@@ -1,8 +1,8 @@
 use super::{
     future::{Begun, ResponseFuture},
-    state::{Call, Limits, No},
+    state::{Call, Limits},
 };
-use crate::{BoxError, Classify, HasTask, Mode, Provider, Refusal, RefusalKind, Switch, observe::Event};
+use crate::{BoxError, Classify, HasTask, Mode, Provider, Refusal, RefusalKind, Switch};
 use std::{
     fmt,
     task::{Context, Poll},
@@ -43,27 +43,12 @@ impl<S, F, C> ToolCalls<S, F, C> {
         let answer = task.tool_calls().begin(&self.limits, call, safety);
         match answer {
             Ok(()) => Ok(Some(Begun { task: task.clone(), call, safety })),
-            Err(no) if mode == Mode::Observe => {
-                self.switch.count();
-                self.tell(no);
+            Err(_) if mode == Mode::Observe => {
+                self.provider.would_refuse(&self.switch, RefusalKind::Exhausted);
                 Ok(None)
             }
-            Err(no) => Err(self.tell(no)),
+            Err(no) => Err(self.provider.refuse(RefusalKind::Exhausted, no.why(), None)),
         }
-    }
-
-    #[cold]
-    fn tell(&self, no: No) -> Refusal {
-        let (provider, kind) = (self.provider.name(), RefusalKind::Exhausted);
-        let scope = self.provider.scope_name();
-        self.provider.observe(|| {
-            let scope = scope.map(|scope| &**scope);
-            match self.switch.mode() {
-                Mode::Observe => Event::WouldRefuse { provider, scope, kind },
-                _ => Event::Refused { provider, scope, kind },
-            }
-        });
-        Refusal::new(kind, no.why(), provider.clone(), None).with_scope(scope.cloned())
     }
 }
 
