@@ -8,9 +8,29 @@
 //! wait, or that waiting is of no use, and [`error_reply`] and [`grpc_error_reply`] do so for any error of a
 //! stack. A throttle further in stays a 429 with its wait, and does not become a bare 500
 //! (aws-samples/bedrock-access-gateway#88).
+//!
+//! # Stacks in front of stacks
+//!
+//! On the wire a refusal is a 503, and to who stands in front of that server a 503 is a failure: its breaker would
+//! open because ours is open, and its throttle would shed because ours sheds. So the reply bears a mark,
+//! `tower-herd-refused`, with the [name](RefusalKind::as_str) of the kind, and the HTTP classifier reads a
+//! marked 503 (gRPC: 14) as what it is, a [`Throttled`](crate::Kind::Throttled) of
+//! [local](crate::signal::Origin::Local) origin:
+//!
+//! - breaker, throttle and ceiling of the outer stack take no notice, neither for nor against the server;
+//! - it is sent again after the told wait like any throttled reply, free of charge, or goes on to the next rung;
+//!   a terminal refusal is neither;
+//! - it sets no pause. It is about this call (no slot for it, not its turn), or its instant is the latest and not
+//!   the real one: an open breaker closes by a probe, and the probes of the inner stack are calls of the outer one.
+//!
+//! A 429 (`Paused`, `Tokens`) needs no mark: the provider's own rate stands in the way, until then, of everybody.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
+
+/// The mark of a refusal on the wire.
+#[cfg(feature = "http")]
+pub(crate) const REFUSED: &str = "tower-herd-refused";
 
 /// A refusal by one of our layers. See the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,12 +156,14 @@ impl Refusal {
     }
 
     /// This refusal as an HTTP reply, with `Retry-After` in whole seconds, rounded up, so that who
-    /// obeys it is never early. Terminal refusals carry `x-should-retry: false` instead.
+    /// obeys it is never early. Terminal refusals carry `x-should-retry: false` instead. All bear the
+    /// [mark](self#stacks-in-front-of-stacks) `tower-herd-refused`.
     #[cfg(feature = "http")]
     #[must_use]
     pub fn to_response<B: Default>(&self) -> http::Response<B> {
         let mut response = http::Response::new(B::default());
         *response.status_mut() = self.status();
+        self.mark(response.headers_mut());
         match self.hint() {
             Some(wait) => {
                 let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
@@ -158,6 +180,11 @@ impl Refusal {
 
 #[cfg(feature = "http")]
 impl Refusal {
+    /// Tells the stacks further out that nothing failed.
+    fn mark(&self, headers: &mut http::HeaderMap) {
+        headers.insert(REFUSED, http::HeaderValue::from_static(self.kind.as_str()));
+    }
+
     /// The wait to tell others; none if asking again is of no use.
     fn hint(&self) -> Option<Duration> {
         self.wait().filter(|_| !self.kind.is_terminal())
@@ -178,6 +205,7 @@ impl Refusal {
     #[must_use]
     pub fn to_grpc_response<B: Default>(&self) -> http::Response<B> {
         let mut response = grpc_response(self.grpc_status(), &self.to_string());
+        self.mark(response.headers_mut());
         let pushback = match self.hint() {
             Some(wait) => {
                 let millis = wait.as_nanos().div_ceil(1_000_000);

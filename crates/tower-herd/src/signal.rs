@@ -247,6 +247,31 @@ impl Signal {
         Signal::new(Kind::Rejected).with_executed(Executed::Maybe).with_resend(ResendAdvice::InProgress)
     }
 
+    /// The refusal of another stack, as it came over the wire: nothing failed, and nothing was sent (unless it is
+    /// the end of the task there, which may have come after a call).
+    #[cfg(feature = "http")]
+    pub(crate) const fn refused_elsewhere(pushback: Pushback) -> Self {
+        let mut signal = Signal::new(Kind::Throttled).with_pushback(pushback);
+        signal.origin = Origin::Local;
+        match pushback {
+            Pushback::After(_) => signal,
+            Pushback::None | Pushback::Never => {
+                signal.with_executed(Executed::Maybe).with_resend(ResendAdvice::Never)
+            }
+        }
+    }
+
+    /// What an observer is told of it: to him it is a refusal.
+    pub(crate) const fn as_refusal(mut self) -> Self {
+        self.kind = Kind::Refused;
+        self
+    }
+
+    /// Whether it is one.
+    pub(crate) const fn is_refused_elsewhere(&self) -> bool {
+        matches!((self.kind, self.origin), (Kind::Throttled, Origin::Local))
+    }
+
     /// The same once a provider, known by this number, has learned from it.
     pub(crate) const fn reported_by(mut self, provider: usize) -> Self {
         self.reporter = Reporter(provider);

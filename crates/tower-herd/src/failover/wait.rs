@@ -9,7 +9,7 @@ use crate::{
     Clock, Key, Provider, Refusal, RefusalKind, Time,
     gate::{Claimed, Entry},
     observe::Event,
-    provider::{Core, Rest, Slot, WaitFor},
+    provider::{Core, Left, Rest, Slot, WaitFor},
 };
 use std::{
     future::Future,
@@ -188,7 +188,7 @@ impl Waiting {
         rungs.all(|(_, rung)| {
             let there = |time| at(self.clock, rung.provider.clock(), time);
             let end = there(self.wait.until);
-            !rung.provider.has_time(self.wait.left(now))
+            !rung.provider.has_time(self.wait.left(now).time)
                 || rung.provider.is_paused_beyond(end, there(now))
                 || rung.provider.bars_until(self.key).is_some_and(|until| until > end)
         })
@@ -247,7 +247,7 @@ impl Place {
         provider: &Provider,
         key: Key,
         wait: &WaitFor,
-        left: Duration,
+        left: Left,
         now: Time,
         cx: &mut Context<'_>,
     ) -> Result<Slot, Time> {
@@ -265,7 +265,7 @@ impl Place {
             return Err(until.min(probe_at));
         }
         // A slot would be wasted on it here; another rung may be quicker.
-        if !provider.has_time(left) {
+        if !provider.has_time(left.time) {
             self.entry = None;
             return Err(probe_at);
         }

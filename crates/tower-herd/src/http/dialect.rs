@@ -12,7 +12,7 @@ use super::{
     reset::{Glance, Limits, Requests, glance},
     retry_after, value,
 };
-use crate::{Executed, Kind, Pushback, Quota, Reach, ResendAdvice, Signal};
+use crate::{Executed, Kind, Pushback, Quota, Reach, ResendAdvice, Signal, refusal::REFUSED};
 use http::{HeaderMap, HeaderValue, StatusCode, header::DATE};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -125,6 +125,10 @@ fn error(status: StatusCode, headers: &HeaderMap, found: Option<Found>, wall: fn
     }
     let found = found.unwrap_or_default();
     let now = Now { headers, wall };
+    if status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(REFUSED) {
+        let told = retry_after::told(headers, now).map_or(Pushback::None, Pushback::After);
+        return advise(Signal::refused_elsewhere(told), headers);
+    }
     let limits = limits(headers);
     // What a gateway got and forwards is read like its own, and by the clock of whoever dated it.
     let inner_now =

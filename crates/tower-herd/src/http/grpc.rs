@@ -203,6 +203,10 @@ pub(crate) fn signal(status: &HeaderValue, headers: &HeaderMap) -> Signal {
     if !matches!(signal.kind, Kind::Throttled | Kind::Failed) {
         return signal;
     }
+    if signal.kind == Kind::Failed && headers.contains_key(crate::refusal::REFUSED) {
+        let told = headers.get(PUSHBACK).map_or(Pushback::None, |value| pushback(value.as_bytes()));
+        return Signal::refused_elsewhere(told);
+    }
     let told = headers.get(PUSHBACK).map(|value| pushback(value.as_bytes()));
     let info = || headers.get(DETAILS).and_then(|details| retry_info(details.as_bytes()));
     match told.or_else(|| info().map(Pushback::After)) {

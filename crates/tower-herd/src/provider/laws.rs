@@ -79,6 +79,7 @@ impl History {
             deadline: true,
             end: Time::MAX,
             cut: Time::MAX,
+            since: Time::ZERO,
         };
         let mut admission = Admission::begin(provider, wait, core.clock().now()).unwrap();
         let claim = poll_fn(|cx| admission.poll(cx));
@@ -210,6 +211,7 @@ async fn a_pause_holds_who_waits_and_its_end_lets_them_go() {
         deadline: true,
         end: Time::MAX,
         cut: Time::MAX,
+        since: Time::ZERO,
     };
     let waiter = tokio::spawn({
         let provider = provider.clone();

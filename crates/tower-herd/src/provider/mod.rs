@@ -70,7 +70,7 @@ pub use settings::{ProviderSettings, SettingsError};
 pub(crate) use breaking::WatchedProbe;
 pub(crate) use scope::Rest;
 pub(crate) use sensing::{Caller, Sensing};
-pub(crate) use slot::{Denied, Place, Slot};
+pub(crate) use slot::{Denied, Left, Place, Slot};
 pub(crate) use tokens::{Booked, TokenWait, Unbooked};
 pub(crate) use wait::{Admission, BROKEN, WaitFor};
 pub(crate) use waiting::Waiting;

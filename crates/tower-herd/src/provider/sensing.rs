@@ -204,6 +204,12 @@ impl Sensing {
             }
             // A refusal of a stack further in: this provider was not called.
             Kind::Refused => self.is_none(),
+            // It came over the wire: an answer, and no verdict either.
+            Kind::Throttled if signal.is_refused_elsewhere() => {
+                self.phase = Phase::Settled;
+                self.refused_elsewhere(signal);
+                self.settled(Verdict::Dropped);
+            }
             _ => {
                 self.phase = Phase::Settled;
                 self.trouble(signal);
@@ -400,6 +406,14 @@ impl Sensing {
             Kind::Misconfigured => self.long_pause(now, signal, PauseReason::Misconfigured),
             _ => core.control(|control, busy, _| control.on_failed(now, self.admitted, busy)),
         }
+    }
+
+    #[cold]
+    fn refused_elsewhere(&self, signal: &Signal) {
+        self.tell(&signal.as_refusal());
+        let core = &self.provider.core;
+        let now = core.clock().now();
+        core.control(|control, busy, _| control.on_failed(now, self.admitted, busy));
     }
 
     fn throttled(&self, now: Time, signal: &Signal) {

@@ -141,6 +141,15 @@ impl Place {
     }
 }
 
+/// The time that a call would have if it went now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    /// Until its task's deadline.
+    pub(crate) time: Duration,
+    /// So much of it has passed in waiting.
+    pub(crate) waited: Duration,
+}
+
 /// Who asks for a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asker {
@@ -226,13 +235,14 @@ impl Provider {
         }
     }
 
-    /// The time until the deadline of a call.
-    pub(crate) fn left(&self, end: Option<Instant>, now: Time) -> Duration {
-        end.map_or(Duration::MAX, |end| self.core.clock().time(end).saturating_since(now))
+    /// The time of a call that has not waited.
+    pub(crate) fn left(&self, end: Option<Instant>, now: Time) -> Left {
+        let time = end.map_or(Duration::MAX, |end| self.core.clock().time(end).saturating_since(now));
+        Left { time, waited: Duration::ZERO }
     }
 
-    /// The probe of a long pause, if one is due, for a call that has this time left.
-    pub(crate) fn try_long_probe(&self, now: Time, left: Duration) -> Option<Slot> {
+    /// The probe of a long pause, if one is due, for a call that has so much time left.
+    pub(crate) fn try_long_probe(&self, now: Time, left: Left) -> Option<Slot> {
         if self.paused_at(now).is_some() { self.try_probe(now, left) } else { None }
     }
 
@@ -266,13 +276,12 @@ impl Provider {
     /// other scopes, and calls sent before the pause, may fill the ceiling.
     ///
     /// A call that would be cut before its reply proves nothing, and keeps the others from asking meanwhile: it
-    /// leaves the probe to who has more time. But if nobody has, for long, it is better than none.
-    fn try_probe(&self, now: Time, left: Duration) -> Option<Slot> {
-        /// Where nothing is known of what calls take.
-        const UNKNOWN: Duration = Duration::from_secs(1);
+    /// leaves the probe to who has more time. Where nothing is known of what calls take, that is who has most of
+    /// its time before it. But if nobody has enough, for long, such a probe is better than none.
+    fn try_probe(&self, now: Time, left: Left) -> Option<Slot> {
         const LONG: Duration = Duration::from_secs(10);
-        if left < self.core.nearly_always().unwrap_or(UNKNOWN) && !self.probe_is_due(now.saturating_sub(LONG))
-        {
+        let enough = self.core.nearly_always().unwrap_or(left.waited);
+        if left.time < enough && !self.probe_is_due(now.saturating_sub(LONG)) {
             return None;
         }
         self.probe_if(now, Pause::probe_is_due, Pause::take_probe)

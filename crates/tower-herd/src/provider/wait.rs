@@ -1,4 +1,4 @@
-use super::{Core, PauseReason, Provider, Slot, scope::Rest};
+use super::{Core, Left, PauseReason, Provider, Slot, scope::Rest};
 use crate::{
     Criticality, HasTask, Refusal, RefusalKind, Switch, Task, Time,
     gate::{Claimed, Class, Entry, Waiter},
@@ -30,6 +30,8 @@ pub(crate) struct WaitFor {
     pub(crate) end: Time,
     /// When the call is cut: the deadline that the task names. [`Time::MAX`] if it names none.
     pub(crate) cut: Time,
+    /// When it began to wait.
+    pub(crate) since: Time,
 }
 
 impl WaitFor {
@@ -58,12 +60,13 @@ impl WaitFor {
             deadline: deadline <= patient,
             end: deadline,
             cut,
+            since: now,
         }
     }
 
     /// The time that a call has which starts now.
-    pub(crate) fn left(&self, now: Time) -> Duration {
-        self.cut.saturating_since(now)
+    pub(crate) fn left(&self, now: Time) -> Left {
+        Left { time: self.cut.saturating_since(now), waited: now.saturating_since(self.since) }
     }
 }
 
@@ -97,7 +100,7 @@ impl Admission {
                 return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
             }
             // A slot would be wasted on it.
-            if !self.provider.has_time(self.wait.left(now)) {
+            if !self.provider.has_time(self.wait.left(now).time) {
                 return Poll::Ready(Err(self.provider.refusal(now, &self.wait)));
             }
             let again_at = match self.provider.rest(now, self.wait.until, &mut self.rest, cx.waker()) {
