@@ -10,8 +10,8 @@ use std::{
     panic::AssertUnwindSafe,
     pin::pin,
     sync::{
-        Arc, Barrier, Mutex,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
     },
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -154,4 +154,54 @@ async fn retries_further_in_are_reported_of_first_calls_too() {
         }
         assert_eq!(*heard.0.lock().unwrap(), [4], "{status}, {ladder}");
     }
+}
+
+/// Two who switch at the same time: the short way is taken only if all enforce.
+#[test]
+fn two_hands_at_the_switches() {
+    let provider = provider();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(warm_up(&provider));
+    let herd = Herd::new(&provider);
+    let handle = herd.handle();
+    let mut service = herd.layer(service_fn(|_: Request| async {
+        Ok::<_, io::Error>(http::Response::new(Full::<Bytes>::from("{}")))
+    }));
+    let call = runtime.block_on(service.ready()).unwrap().call(costly());
+    assert!(format!("{call:?}").contains("direct: true"));
+    drop(call);
+    let turn = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            // At each odd turn, side by side with the other.
+            let mut last = 0;
+            loop {
+                match turn.load(Ordering::Acquire) {
+                    usize::MAX => return,
+                    now if now == last || now % 2 == 0 => std::hint::spin_loop(),
+                    now => {
+                        handle.set(Concern::Timeout, Mode::Enforce);
+                        last = now;
+                        turn.store(now + 1, Ordering::Release);
+                    }
+                }
+            }
+        });
+        let mut wrong = 0;
+        for round in 0..10_000 {
+            handle.set(Concern::Readmission, Mode::Enforce);
+            handle.set(Concern::Timeout, Mode::Off);
+            let now = turn.fetch_add(1, Ordering::AcqRel) + 1;
+            // At every point of what the other does.
+            (0..round % 100).for_each(|_| std::hint::spin_loop());
+            handle.set(Concern::Readmission, Mode::Off);
+            while turn.load(Ordering::Acquire) == now {
+                std::hint::spin_loop();
+            }
+            let call = runtime.block_on(service.ready()).unwrap().call(costly());
+            wrong += u32::from(format!("{call:?}").contains("direct: true"));
+        }
+        turn.store(usize::MAX, Ordering::Release);
+        assert_eq!(wrong, 0);
+    });
 }

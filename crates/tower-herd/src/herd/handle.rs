@@ -126,6 +126,7 @@ pub(super) struct Shared {
     pub(super) switches: Switches,
     /// Every layer enforces: the short way may be taken.
     plain: AtomicBool,
+    switching: Mutex<()>,
     headers: AtomicU64,
     idle: AtomicU64,
     deadline: AtomicU64,
@@ -157,6 +158,7 @@ impl Shared {
             seeds,
             switches: Switches::default(),
             plain: AtomicBool::new(true),
+            switching: Mutex::default(),
             headers: AtomicU64::new(nanos(Duration::from_secs(30))),
             idle: AtomicU64::new(nanos(Duration::from_secs(60))),
             deadline: AtomicU64::new(nanos(crate::task::DEFAULT_DEADLINE)),
@@ -228,6 +230,8 @@ impl Shared {
     }
 
     pub(super) fn set(&self, concern: Concern, mode: Mode) {
+        // One at a time: what `plain` says is taken from all of them.
+        let _one = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
         self.switches.of(concern).set(mode);
         let plain = Concern::ALL.into_iter().all(|concern| self.switches.of(concern).mode() == Mode::Enforce);
         self.plain.store(plain, Ordering::Relaxed);
