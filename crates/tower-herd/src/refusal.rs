@@ -15,11 +15,11 @@
 //! open because ours is open, and its throttle would shed because ours sheds. So the reply bears a mark,
 //! `tower-herd-refused`, with the [name](RefusalKind::as_str) of the kind, and the HTTP classifier reads a
 //! marked 503 (gRPC: 14) as what it is, a [`Throttled`](crate::Kind::Throttled) of
-//! [local](crate::signal::Origin::Local) origin:
+//! [local](crate::signal::Origin::Local) origin; a terminal one, which names no wait, as a
+//! [`Failed`](crate::Kind::Failed) of such origin, not to be sent again:
 //!
 //! - breaker, throttle and ceiling of the outer stack take no notice, neither for nor against the server;
-//! - it is sent again after the told wait like any throttled reply, free of charge, or goes on to the next rung;
-//!   a terminal refusal is neither;
+//! - what is throttled is sent again after the told wait, free of charge, or goes on to the next rung;
 //! - it sets no pause. It is about this call (no slot for it, not its turn), or its instant is the latest and not
 //!   the real one: an open breaker closes by a probe, and the probes of the inner stack are calls of the outer one.
 //!

@@ -247,18 +247,16 @@ impl Signal {
         Signal::new(Kind::Rejected).with_executed(Executed::Maybe).with_resend(ResendAdvice::InProgress)
     }
 
-    /// The refusal of another stack, as it came over the wire: nothing failed, and nothing was sent (unless it is
-    /// the end of the task there, which may have come after a call).
+    /// The refusal of another stack, as it came over the wire: nothing failed, and nothing was sent. Without a wait
+    /// it is the end of the task there, which may have come after a call: not throttled, and not to be sent again.
     #[cfg(feature = "http")]
     pub(crate) const fn refused_elsewhere(pushback: Pushback) -> Self {
-        let mut signal = Signal::new(Kind::Throttled).with_pushback(pushback);
+        let mut signal = match pushback {
+            Pushback::After(_) => Signal::new(Kind::Throttled),
+            Pushback::None | Pushback::Never => Signal::new(Kind::Failed).with_resend(ResendAdvice::Never),
+        };
         signal.origin = Origin::Local;
-        match pushback {
-            Pushback::After(_) => signal,
-            Pushback::None | Pushback::Never => {
-                signal.with_executed(Executed::Maybe).with_resend(ResendAdvice::Never)
-            }
-        }
+        signal.with_pushback(pushback)
     }
 
     /// What an observer is told of it: to him it is a refusal.
@@ -269,7 +267,7 @@ impl Signal {
 
     /// Whether it is one.
     pub(crate) const fn is_refused_elsewhere(&self) -> bool {
-        matches!((self.kind, self.origin), (Kind::Throttled, Origin::Local))
+        matches!((self.kind, self.origin), (Kind::Throttled | Kind::Failed, Origin::Local))
     }
 
     /// The same once a provider, known by this number, has learned from it.

@@ -89,6 +89,20 @@ async fn an_open_breaker_further_in_opens_none_further_out() {
     }
 }
 
+/// The end of a task in there is no verdict out here either.
+#[tokio::test(start_paused = true)]
+async fn nor_does_the_end_of_a_task() {
+    let replies = service_fn(|_: Request| async {
+        Ok::<_, BoxError>(Refusal::new(RefusalKind::Budget, "used up", "api".into(), None).to_response())
+    });
+    let here = Fleet::local().seed(2).provider("gateway");
+    let (outer, breaker) = gates(&here, replies);
+    for _ in 0..50 {
+        assert_eq!(status(&outer).await, 503);
+    }
+    assert_eq!((breaker.state(), here.paused_until()), (BreakerState::Closed, None));
+}
+
 /// A server's own 503 stays what it was.
 #[tokio::test(start_paused = true)]
 async fn without_the_mark_it_is_a_failure() {
@@ -138,7 +152,7 @@ async fn what_the_mark_says() {
     let spent = refusal(RefusalKind::Exhausted, None);
     for reply in [spent.to_response::<String>(), spent.to_grpc_response()] {
         let signal = read(&reply);
-        assert_eq!((signal.kind, signal.origin), (Kind::Throttled, Origin::Local));
+        assert_eq!((signal.kind, signal.origin), (Kind::Failed, Origin::Local));
         assert_eq!((signal.resend, signal.executed), (ResendAdvice::Never, Executed::Maybe));
     }
     // The provider's own rate is everybody's matter.

@@ -205,7 +205,7 @@ impl Sensing {
             // A refusal of a stack further in: this provider was not called.
             Kind::Refused => self.is_none(),
             // It came over the wire: an answer, and no verdict either.
-            Kind::Throttled if signal.is_refused_elsewhere() => {
+            _ if signal.is_refused_elsewhere() => {
                 self.phase = Phase::Settled;
                 self.refused_elsewhere(signal);
                 self.settled(Verdict::Dropped);
