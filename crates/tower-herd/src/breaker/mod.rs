@@ -44,6 +44,7 @@
 //! | [`Failed`](crate::Kind::Failed), [`Overloaded`](crate::Kind::Overloaded) | failure |
 //! | dropped after the deadline of its task | failure: whoever waited so long was not impatient |
 //! | [`Throttled`](crate::Kind::Throttled), [`Depleted`](crate::Kind::Depleted), [`Misconfigured`](crate::Kind::Misconfigured), [`Rejected`](crate::Kind::Rejected), [`Refused`](crate::Kind::Refused) | nothing |
+//! | cut by its task's deadline, by drop or by timeout, sooner than half of all calls have their reply | nothing: it waited too long for us |
 //! | dropped before | nothing: who presses Stop opens no breaker |
 //! | failed here after its task has failed at another rung of the ladder | nothing: it may be the request's fault |
 //! | sent before the breaker last opened or closed | nothing |
@@ -66,8 +67,10 @@
 //! breaker is a good head (the body of a stream may last for hours), or a 429: who throttles is alive.
 //! When the open time ends without one, there are still only probes.
 //!
-//! A probe is an ordinary call, of the next caller who comes, or that waits. It takes a slot, and passes all layers
-//! that would keep it back.
+//! A probe is an ordinary call, of the next caller who comes, or that waits, and has time enough: as long as 95 %
+//! of the calls take to the head of their reply, as far as that is known; who waits and has less leaves it to others
+//! (for 10 s: then it is anybody's). It takes a slot, and passes all layers that would keep it back. One that was
+//! dropped or cut doubles nothing, and the next may go 5 to 10 s after it.
 //!
 //! # The alert
 //!

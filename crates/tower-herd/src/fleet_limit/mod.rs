@@ -30,8 +30,10 @@
 //!
 //! Callers wait in the provider's own queue: interactive before batch (which is never starved),
 //! in turns over callers, in order within one caller. Who cannot be served within its patience and
-//! its task's deadline, as far as the queue can estimate, is refused at entry. Dropping the future
-//! gives the place in the queue, or the slot, back at once.
+//! its task's deadline, as far as the queue can estimate, is refused at entry. Whose turn comes when its deadline
+//! is nearer than the head of the median reply (once that is known) is refused then, and the slot goes to the next:
+//! the call would more likely be cut than answered. Dropping the future gives the place in the queue, or the slot,
+//! back at once.
 //!
 //! ```
 //! use tower::{ServiceBuilder, service_fn};
