@@ -49,6 +49,10 @@
 //! | [sensor](crate::ClassifyLayer) | error bodies up to 64 KiB; [`Herd::read_success`] for more |
 //! | [attempt timeout](crate::attempt_timeout) | 30 s to the head, 60 s of silence in the body |
 //!
+//! It is for requests and replies of the `http` crate, gRPC included. For others the layers are put together by
+//! hand, each with [`replies`](crate::ClassifyLayer::replies) and a [classifier](crate::classify_fn).
+//! [`ToolCallsLayer`](crate::ToolCallsLayer), which needs to know what a call is, goes around it.
+//!
 //! [`Herd::llm`] sets what completions need. A [`HerdConfig`] is all of it as plain data, and
 //! [`HerdHandle::reload`] takes a changed one while it runs.
 //!
