@@ -234,21 +234,28 @@ async fn a_dropped_call_is_neutral_and_one_that_outlived_its_task_is_not() {
 #[tokio::test(start_paused = true)]
 async fn who_comes_back_after_a_refusal_is_not_a_new_request() {
     let search = Fleet::local().seed(1).provider("search");
-    // Never more than a half, so that each is sent soon; and a window that outlasts the test.
-    let settings = BudgetSettings::new().window(secs(3600));
+    // Without a cap the share tells how many requests were counted; and the window outlasts the test.
+    let settings = BudgetSettings::new().window(secs(3600)).cap(1.0);
     let layer = BudgetLayer::configured(&search, settings).unwrap();
-    let script = Script::new(|n, _| answer(if n < 20 { 500 } else { 200 }));
-    let service = throttled(&layer, &search, script.clone());
-    fail(&service, &script, 20).await;
-    let before = layer.share();
-    // One task asks again and again until it is let through: it counts as one that was refused.
-    let task = Task::new(1).deadline_in(secs(600));
-    let mut refused = 0;
-    while script.calls() == 20 {
-        refused += u32::from(ask(&service, of(&task, get())).await.is_err());
+    let script = Script::always(answer(500));
+    let aside = throttled(&layer.clone().switch(&Switch::new(Mode::Off)), &search, script.clone());
+    for n in 0..200 {
+        ask(&aside, request(n)).await.ok();
     }
-    assert!(refused > 1, "{refused}");
-    assert!((layer.share() - before).abs() < 0.02, "{before} {}", layer.share());
+    let service = throttled(&layer, &search, script.clone());
+    let counted = |requests: f64| (layer.share() - requests / (requests + 1.0)).abs() < 1e-9;
+    assert!(counted(200.0), "{}", layer.share());
+    // Two tasks ask again and again: each counts as one that was refused.
+    for (id, requests) in [(1000, 201.0), (1001, 202.0)] {
+        let task = Task::new(id).deadline_in(secs(600));
+        for _ in 0..15 {
+            assert!(ask(&service, of(&task, get())).await.is_err());
+            assert!(counted(requests), "{}", layer.share());
+        }
+    }
+    // Who has no task cannot be told from anybody else.
+    ask(&service, get()).await.unwrap_err();
+    assert!(counted(203.0) && script.calls() == 200);
 }
 
 #[tokio::test(start_paused = true)]
