@@ -5,6 +5,7 @@ mod common;
 
 use bytes::Bytes;
 use common::{Request, Script, answer, ms, request, secs};
+use futures_util::FutureExt as _;
 use http_body_util::{BodyExt as _, StreamBody};
 use std::{
     convert::Infallible,
@@ -81,26 +82,39 @@ async fn litellm_34732_40095_40002_five_at_once_of_fifteen_cents_find_room_for_t
     assert_eq!((allowance.left(), allowance.spent()), (Amount::ZERO, amount("0.45")));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn litellm_34732_on_real_threads_too() {
-    for _ in 0..50 {
-        let sent = Arc::new(AtomicUsize::new(0));
-        let counting = sent.clone();
-        let inner = service_fn(move |_: Request| {
-            counting.fetch_add(1, Ordering::SeqCst);
-            async { Ok::<_, Infallible>(http::Response::new(String::new())) }
-        });
-        let layer = SpendLayer::new(&provider(), flat("0.15"), prices());
-        let task = Task::new(1).spend(amount("0.45"));
-        let children: Vec<_> = (0..8).map(|id| task.child(id).spend(amount("0.30"))).collect();
-        let calls: Vec<_> = (0..32)
-            .map(|i| tokio::spawn(layer.layer(inner.clone()).oneshot(of(&children[i % children.len()]))))
-            .collect();
-        for call in calls {
-            drop(call.await.unwrap());
+// Look and take are one step: two threads that set out at the same instant, and room for one of them.
+#[test]
+fn litellm_34732_on_real_threads_too() {
+    const ROUNDS: usize = 3000;
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counting = sent.clone();
+    let inner = service_fn(move |_: Request| {
+        counting.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(Ok::<_, Infallible>(http::Response::new(String::new())))
+    });
+    let layer = SpendLayer::new(&provider(), flat("0.15"), prices());
+    let tasks: Vec<Task> = (0..ROUNDS as u64).map(|id| Task::new(id).spend(amount("0.20"))).collect();
+    let arrived = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (layer, inner, tasks, arrived) = (&layer, &inner, &tasks, &arrived);
+            scope.spawn(move || {
+                let mut service = layer.layer(inner.clone());
+                for (round, task) in tasks.iter().enumerate() {
+                    // Every other round each by a child of its own.
+                    let task =
+                        if round % 2 == 0 { task.clone() } else { task.child(thread).spend(amount("0.20")) };
+                    let request = of(&task);
+                    arrived.fetch_add(1, Ordering::SeqCst);
+                    while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
+                        std::thread::yield_now();
+                    }
+                    drop(service.call(request).now_or_never().expect("it waits for nothing"));
+                }
+            });
         }
-        assert_eq!(sent.load(Ordering::SeqCst), 3);
-    }
+    });
+    assert_eq!(sent.load(Ordering::SeqCst), ROUNDS);
 }
 
 // nodetool-ai/nodetool#5489: each child opened an allowance of its own, and they spent 2.00 of 1.25.
