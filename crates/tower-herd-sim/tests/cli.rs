@@ -20,7 +20,7 @@ fn json_is_one_object_a_line_and_nothing_else() {
         let v: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!(v["scenario"], "stampede");
         assert_eq!(v["tasks"], 300);
-        assert_eq!(v.as_object().unwrap().len(), 18);
+        assert_eq!(v.as_object().unwrap().len(), 19);
     }
 }
 
