@@ -13,14 +13,16 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_herd::{
-    Fleet, Herd, Mode, Provider, ProviderSettings, Safety,
+    Fleet, Herd, Mode, Provider, ProviderSettings, Safety, Task,
     breaker::BreakerSettings,
     herd::{Concern, RungSettings},
     observe::{Event, Observe},
     retry::Resend,
+    spend::{Amount, Prices},
 };
 
 type Request = http::Request<Full<Bytes>>;
@@ -204,4 +206,27 @@ fn two_hands_at_the_switches() {
         turn.store(usize::MAX, Ordering::Release);
         assert_eq!(wrong, 0);
     });
+}
+
+/// One reply with a number that cannot be must not stop what comes after it.
+#[tokio::test(start_paused = true)]
+async fn a_usage_that_cannot_be_believed_costs_the_estimate() {
+    for figure in ["99999999999999999999999999", "18446744073709551615", "1000000001"] {
+        let settings = ProviderSettings::new().aborts(true).tokens_per_minute(100_000);
+        let provider = Fleet::local().configure("p", settings).unwrap();
+        let prices = Prices::new(Amount::micros(1), Amount::units(1));
+        let settings = RungSettings::new().prices(prices);
+        let service =
+            Herd::new(&provider).settings(settings).unwrap().layer(service_fn(move |_: Request| {
+                let body = format!(r#"{{"usage":{{"prompt_tokens":3,"completion_tokens":{figure}}}}}"#);
+                async move { Ok::<_, io::Error>(http::Response::new(Full::<Bytes>::from(body))) }
+            }));
+        let task = Task::new(1).deadline_in(Duration::from_secs(5)).spend(Amount::units(1));
+        for _ in 0..3 {
+            let mut request = costly();
+            request.extensions_mut().insert(task.clone());
+            let reply = service.clone().oneshot(request).await.unwrap();
+            drop(reply.into_body().collect().await.unwrap());
+        }
+    }
 }

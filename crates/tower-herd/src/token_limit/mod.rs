@@ -21,7 +21,7 @@
 //! The bucket holds [`token_burst`](crate::ProviderSettings::token_burst) and fills at
 //! [`tokens_per_minute`](crate::ProviderSettings::tokens_per_minute), steadily. Over any window of length `w`
 //! no more than `rate * w + burst` is used, plus what the estimates fell short by. That is a debt, paid back
-//! before anybody else is served. The burst is a minute's tokens by default, as with the providers that tell
+//! before anybody else is served, within 24 h whatever a reply has said. The burst is a minute's tokens by default, as with the providers that tell
 //! (Anthropic, OpenAI); for one that counts in fixed minutes, half of it keeps two bursts out of one minute.
 //!
 //! Limit headers of replies (`x-ratelimit-remaining-tokens`) are not looked at: what others use of the same

@@ -39,6 +39,12 @@ struct Metering<W, G> {
     bill: G,
 }
 
+/// No call uses more than 10^9 tokens. A reply that says so tells nothing: it must not empty an allowance, or a
+/// bucket for a day.
+fn is_believable(usage: &Usage) -> bool {
+    usage.total().max(usage.cached).max(usage.cache_write) <= 1_000_000_000
+}
+
 /// What a reader says.
 #[derive(Clone, Copy)]
 struct Told {
@@ -73,7 +79,7 @@ pub(super) fn form(headers: &HeaderMap) -> Option<Form> {
 impl<W: Weigh, G: Bill<W::Unit>> Metering<W, G> {
     fn told(&self) -> Told {
         self.told.unwrap_or_else(|| Told {
-            usage: self.reader.as_ref().and_then(Reader::usage),
+            usage: self.reader.as_ref().and_then(Reader::usage).filter(is_believable),
             is_final: self.reader.as_ref().is_some_and(Reader::is_final),
         })
     }

@@ -17,7 +17,7 @@
 //! # What is not told
 //!
 //! A body that is dropped or breaks before its last word, one that is compressed, or in another language
-//! than JSON, tells nothing for sure: the call stays charged with its estimate, or with what it had used
+//! than JSON, tells nothing for sure, nor does one that tells of more than 10^9 tokens: the call stays charged with its estimate, or with what it had used
 //! so far, if that is more. OpenAI's streams tell their usage only if asked
 //! (`stream_options: {"include_usage": true}`).
 

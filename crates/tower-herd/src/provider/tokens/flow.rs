@@ -14,6 +14,9 @@ use std::{collections::BTreeMap, mem, task::Waker, time::Duration};
 /// Of a debt of one token: as many as there are nanoseconds in a minute.
 const TOKEN: u128 = 60_000_000_000;
 
+/// However much a call says it has used: a pause holds no longer, either.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
 /// The debt of a provider's tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
@@ -50,7 +53,8 @@ impl Bucket {
     }
 
     fn take(&mut self, cost: u64) {
-        self.debt = self.debt.saturating_add(u128::from(cost) * TOKEN);
+        let most = u128::from(self.burst) * TOKEN + u128::from(self.rate) * LONGEST.as_nanos();
+        self.debt = self.debt.saturating_add(u128::from(cost) * TOKEN).min(most);
     }
 
     fn give_back(&mut self, cost: u64) {
@@ -336,6 +340,23 @@ mod tests {
         // 33 are owed: the next token is there when 24 of them are paid.
         assert!(!flow.try_take(at(25 * SECOND - 1), 1));
         assert!(flow.try_take(at(25 * SECOND), 1));
+    }
+
+    #[test]
+    fn a_reply_that_cannot_be_believed_does_not_close_the_bucket_for_years() {
+        for used in [1_000_000_000, u64::MAX] {
+            let mut flow = flow(60, 10);
+            for _ in 0..3 {
+                assert!(flow.try_take(flow.bucket.at, 1));
+                for _ in 0..3 {
+                    flow.settle(flow.bucket.at, 1, used);
+                }
+                let day = flow.bucket.at.saturating_add(LONGEST);
+                assert!(!flow.try_take(day, 1), "{used}");
+                assert!(flow.try_take(day.saturating_add(Duration::from_secs(10)), 10), "{used}");
+                flow.bucket.pay_back(flow.bucket.at.saturating_add(LONGEST));
+            }
+        }
     }
 
     #[test]
