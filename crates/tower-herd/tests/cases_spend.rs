@@ -85,7 +85,7 @@ async fn litellm_34732_40095_40002_five_at_once_of_fifteen_cents_find_room_for_t
 // Look and take are one step: two threads that set out at the same instant, and room for one of them.
 #[test]
 fn litellm_34732_on_real_threads_too() {
-    const ROUNDS: usize = 3000;
+    const ROUNDS: usize = 10_000;
     let sent = Arc::new(AtomicUsize::new(0));
     let counting = sent.clone();
     let inner = service_fn(move |_: Request| {
@@ -110,7 +110,11 @@ fn litellm_34732_on_real_threads_too() {
                     while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                         turns += 1;
                         // To yield at once would part the two; never to yield, stop a machine of one core.
-                        if turns % 4096 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+                        if turns.is_multiple_of(4096) {
+                            std::thread::yield_now();
+                        } else {
+                            std::hint::spin_loop();
+                        }
                     }
                     drop(service.call(request).now_or_never().expect("it waits for nothing"));
                 }
