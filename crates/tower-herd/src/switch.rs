@@ -107,6 +107,12 @@ impl Switch {
         self.0.would_refuse.load(Ordering::Relaxed)
     }
 
+    /// Whether the other is the same switch.
+    #[cfg(feature = "herd")]
+    pub(crate) fn is(&self, other: &Switch) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Counts one of them.
     #[cfg_attr(not(feature = "full"), allow(dead_code, reason = "each layer uses a part of it"))]
     #[cold]

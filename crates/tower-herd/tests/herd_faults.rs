@@ -17,7 +17,7 @@ use std::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_herd::{
-    Fleet, Herd, Mode, Provider, ProviderSettings, Safety, Task,
+    Fleet, Herd, Mode, Provider, ProviderSettings, Refusal, RefusalKind, Safety, Task,
     breaker::BreakerSettings,
     herd::{Concern, RungSettings},
     observe::{Event, Observe},
@@ -190,7 +190,7 @@ fn two_hands_at_the_switches() {
             }
         });
         let mut wrong = 0;
-        for round in 0..10_000 {
+        for round in 0..2_000 {
             handle.set(Concern::Readmission, Mode::Enforce);
             handle.set(Concern::Timeout, Mode::Off);
             let now = turn.fetch_add(1, Ordering::AcqRel) + 1;
@@ -228,5 +228,34 @@ async fn a_usage_that_cannot_be_believed_costs_the_estimate() {
             let reply = service.clone().oneshot(request).await.unwrap();
             drop(reply.into_body().collect().await.unwrap());
         }
+    }
+}
+
+/// There is one breaker: any of the herds before it turns it, whichever was built last.
+#[tokio::test(start_paused = true)]
+async fn each_of_two_herds_turns_the_breaker_that_they_share() {
+    let provider = provider();
+    let fails =
+        service_fn(|_: Request| async { Err::<http::Response<Full<Bytes>>, _>(io::Error::other("reset")) });
+    let herd = || {
+        let settings = RungSettings::new().breaker(BreakerSettings::strict());
+        Herd::new(&provider).settings(settings).unwrap().attempts(1).mode(Concern::Budget, Mode::Off)
+    };
+    let (one, two) = (herd(), herd());
+    let handles = [one.handle(), two.handle()];
+    let services = [one.layer(fails), two.layer(fails)];
+    let refuses = || async {
+        let error = services[0].clone().oneshot(costly()).await.unwrap_err();
+        Refusal::find(&*error).is_some_and(|refusal| refusal.kind == RefusalKind::Open)
+    };
+    for handle in &handles {
+        for _ in 0..5 {
+            assert!(!refuses().await);
+        }
+        assert!(refuses().await);
+        handle.set(Concern::Breaker, Mode::Off);
+        assert_eq!(handles.each_ref().map(|handle| handle.mode(Concern::Breaker)), [Mode::Off; 2]);
+        assert!(!refuses().await);
+        handle.set(Concern::Breaker, Mode::Enforce);
     }
 }

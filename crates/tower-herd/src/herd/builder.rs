@@ -52,11 +52,11 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    fn new(name: Arc<str>, seeds: &Seeds) -> Self {
+    fn new(name: Arc<str>, seeds: &Seeds, providers: Vec<Provider>) -> Self {
         let budget: Arc<dyn Budget> = Arc::new(RatioBudget::default());
         let classify = HerdClassify::default();
         let seeds = Seeds::from_seed(seeds.session().bits());
-        let shared = Arc::new(Shared::new(name, seeds));
+        let shared = Arc::new(Shared::new(name, seeds, providers));
         let retry = JitteredRetryLayer::new()
             .seed(shared.seeds.session().bits())
             .budget(budget.clone())
@@ -84,7 +84,7 @@ impl Herd {
     #[must_use]
     pub fn new(provider: &Provider) -> Self {
         Herd {
-            parts: Parts::new(provider.name().clone(), provider.seeds()),
+            parts: Parts::new(provider.name().clone(), provider.seeds(), vec![provider.clone()]),
             rungs: One { provider: provider.clone(), settings: RungSettings::default() },
             resend: CloneRequest,
         }
@@ -126,7 +126,8 @@ impl Herd {
         for rung in rungs.iter() {
             rung.with.apply(&rung.provider)?;
         }
-        let parts = Parts::new("ladder".into(), rungs[0].provider.seeds());
+        let providers = rungs.iter().map(|rung| rung.provider.clone()).collect();
+        let parts = Parts::new("ladder".into(), rungs[0].provider.seeds(), providers);
         let (slot_patience, hint_patience) = (Duration::from_millis(500), Duration::from_secs(2));
         Ok(Herd { parts, rungs: Ladder { rungs, slot_patience, hint_patience }, resend: CloneRequest })
     }

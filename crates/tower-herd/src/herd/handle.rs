@@ -2,8 +2,8 @@
 
 use super::{HerdConfig, builder::Parts};
 use crate::{
-    BoxError, Criticality, Mode, Refusal, RefusalKind, Safety, Switch, breaker::Alert, random::Seeds,
-    task::far,
+    BoxError, Criticality, Mode, Provider, Refusal, RefusalKind, Safety, Switch, breaker::Alert,
+    random::Seeds, task::far,
 };
 use std::{
     fmt,
@@ -86,9 +86,7 @@ impl Concern {
 pub(super) struct Switches {
     pub(super) retry: Switch,
     pub(super) failover: Switch,
-    pub(super) readmission: Switch,
     pub(super) spend: Switch,
-    pub(super) breaker: Switch,
     pub(super) budget: Switch,
     pub(super) pause: Switch,
     pub(super) tokens: Switch,
@@ -98,25 +96,6 @@ pub(super) struct Switches {
     pub(super) timeout: Switch,
 }
 
-impl Switches {
-    fn of(&self, concern: Concern) -> &Switch {
-        match concern {
-            Concern::Retry => &self.retry,
-            Concern::Failover => &self.failover,
-            Concern::Readmission => &self.readmission,
-            Concern::Spend => &self.spend,
-            Concern::Breaker => &self.breaker,
-            Concern::Budget => &self.budget,
-            Concern::Pause => &self.pause,
-            Concern::Tokens => &self.tokens,
-            Concern::Limit => &self.limit,
-            Concern::Attempts => &self.attempts,
-            Concern::Sensor => &self.sensor,
-            Concern::Timeout => &self.timeout,
-        }
-    }
-}
-
 pub(super) type Listener = Arc<dyn Fn(&Alert) + Send + Sync>;
 
 /// What all services of one herd share, and its handle changes.
@@ -124,6 +103,8 @@ pub(super) struct Shared {
     name: Arc<str>,
     pub(super) seeds: Seeds,
     pub(super) switches: Switches,
+    /// They have the switches of their breakers and ramps, which other stacks go by too.
+    providers: Vec<Provider>,
     /// Every layer enforces: the short way may be taken.
     plain: AtomicBool,
     switching: Mutex<()>,
@@ -152,10 +133,11 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl Shared {
-    pub(super) fn new(name: Arc<str>, seeds: Seeds) -> Self {
+    pub(super) fn new(name: Arc<str>, seeds: Seeds, providers: Vec<Provider>) -> Self {
         Shared {
             name,
             seeds,
+            providers,
             switches: Switches::default(),
             plain: AtomicBool::new(true),
             switching: Mutex::default(),
@@ -232,9 +214,44 @@ impl Shared {
     pub(super) fn set(&self, concern: Concern, mode: Mode) {
         // One at a time: what `plain` says is taken from all of them.
         let _one = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
-        self.switches.of(concern).set(mode);
-        let plain = Concern::ALL.into_iter().all(|concern| self.switches.of(concern).mode() == Mode::Enforce);
+        self.switches_of(concern).iter().for_each(|switch| switch.set(mode));
+        let plain = Concern::ALL.into_iter().all(|concern| self.mode(concern) == Mode::Enforce);
         self.plain.store(plain, Ordering::Relaxed);
+    }
+
+    /// Each once.
+    fn switches_of(&self, concern: Concern) -> Vec<Switch> {
+        let own = &self.switches;
+        let of_providers = |of: fn(&Provider) -> Switch| {
+            let mut all: Vec<Switch> = Vec::new();
+            for switch in self.providers.iter().map(of) {
+                if !all.iter().any(|known| known.is(&switch)) {
+                    all.push(switch);
+                }
+            }
+            all
+        };
+        let one = |switch: &Switch| vec![switch.clone()];
+        match concern {
+            Concern::Retry => one(&own.retry),
+            Concern::Failover => one(&own.failover),
+            Concern::Readmission => of_providers(Provider::has_ramp),
+            Concern::Spend => one(&own.spend),
+            Concern::Breaker => of_providers(|provider| provider.breaker().switch()),
+            Concern::Budget => one(&own.budget),
+            Concern::Pause => one(&own.pause),
+            Concern::Tokens => one(&own.tokens),
+            Concern::Limit => one(&own.limit),
+            Concern::Attempts => one(&own.attempts),
+            Concern::Sensor => one(&own.sensor),
+            Concern::Timeout => one(&own.timeout),
+        }
+    }
+
+    /// Where the providers of a ladder differ, because other stacks have switched some of them: the strictest.
+    fn mode(&self, concern: Concern) -> Mode {
+        let modes = self.switches_of(concern).into_iter().map(|switch| switch.mode());
+        modes.min_by_key(|mode| *mode as u8).unwrap_or_default()
     }
 
     pub(super) fn listen(&self, listener: Listener) {
@@ -287,7 +304,7 @@ impl HerdHandle {
     /// Switches one concern, for every call that comes from now on.
     ///
     /// The switches of breaker and readmission belong to the providers: other stacks for the same provider
-    /// are switched with this one.
+    /// are switched with this one, and whoever switched last has the say.
     pub fn set(&self, concern: Concern, mode: Mode) {
         self.shared().set(concern, mode);
     }
@@ -302,13 +319,13 @@ impl HerdHandle {
     /// How a concern is switched.
     #[must_use]
     pub fn mode(&self, concern: Concern) -> Mode {
-        self.shared().switches.of(concern).mode()
+        self.shared().mode(concern)
     }
 
     /// Calls so far that this concern would have refused, delayed or sent again, while it only observed.
     #[must_use]
     pub fn would_refuse(&self, concern: Concern) -> u64 {
-        self.shared().switches.of(concern).would_refuse()
+        self.shared().switches_of(concern).iter().map(Switch::would_refuse).sum()
     }
 
     /// Calls under way: from their coming to the end of their reply's body.
@@ -350,6 +367,8 @@ impl fmt::Debug for HerdHandle {
             .field("name", &self.shared().name)
             .field("under_way", &self.under_way())
             .field("switches", &self.shared().switches)
+            .field("breaker", &self.mode(Concern::Breaker))
+            .field("readmission", &self.mode(Concern::Readmission))
             .finish_non_exhaustive()
     }
 }

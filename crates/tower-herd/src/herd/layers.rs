@@ -172,13 +172,13 @@ impl Layers {
     ) -> Self {
         let switch = &shared.switches;
         let pause = RetryAfterLayer::with(provider, classify.clone()).switch(&switch.pause);
-        let breaker = BreakerLayer::with(provider, classify.clone()).switch(&switch.breaker);
+        let breaker = BreakerLayer::with(provider, classify.clone());
         Layers {
             provider: provider.clone(),
             classify: classify.clone(),
             shared: shared.clone(),
             options,
-            readmission: RampedReadmissionLayer::new(provider).switch(&switch.readmission),
+            readmission: RampedReadmissionLayer::new(provider),
             spend: SpendLayer::new(provider, ByPrices { prices, output: 1024 }, llm(prices))
                 .classify(classify.clone())
                 .switch(&switch.spend),
