@@ -17,8 +17,9 @@ use std::{
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_herd::{
-    Fleet, Herd, Mode, Provider, ProviderSettings, Refusal, RefusalKind, Safety, Task,
-    breaker::BreakerSettings,
+    BreakerLayer, Fleet, Herd, Mode, Provider, ProviderSettings, Refusal, RefusalKind, Safety, Task,
+    breaker::{BreakerSettings, BreakerState},
+    budget::BudgetSettings,
     herd::{Concern, RungSettings},
     observe::{Event, Observe},
     retry::Resend,
@@ -258,4 +259,36 @@ async fn each_of_two_herds_turns_the_breaker_that_they_share() {
         assert!(!refuses().await);
         handle.set(Concern::Breaker, Mode::Enforce);
     }
+}
+
+/// Its calls come the short way, but not while the breaker is open.
+#[tokio::test(start_paused = true)]
+async fn an_open_breaker_that_another_herd_has_switched_to_observe_counts_and_closes() {
+    let provider = provider();
+    // Nobody is shed, once there was a success.
+    let settings =
+        RungSettings::new().breaker(BreakerSettings::strict()).budget(BudgetSettings::new().k(1e6));
+    let herd = Herd::new(&provider).settings(settings).unwrap().attempts(1);
+    let handle = Herd::new(&provider).handle();
+    let fails = herd.layer(service_fn(|_: Request| async {
+        Err::<http::Response<Full<Bytes>>, _>(io::Error::other("reset"))
+    }));
+    let works = herd.layer(service_fn(|_: Request| async {
+        Ok::<_, io::Error>(http::Response::new(Empty::<Bytes>::new()))
+    }));
+    works.clone().oneshot(costly()).await.unwrap();
+    for _ in 0..5 {
+        fails.clone().oneshot(costly()).await.unwrap_err();
+    }
+    handle.set(Concern::Breaker, Mode::Observe);
+    let breaker = BreakerLayer::new(&provider).handle();
+    let mut uncounted = 0;
+    for _ in 0..60 {
+        let before = handle.would_refuse(Concern::Breaker);
+        works.clone().oneshot(costly()).await.unwrap();
+        let was_counted = handle.would_refuse(Concern::Breaker) > before;
+        uncounted += u32::from(breaker.state() != BreakerState::Closed && !was_counted);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!((uncounted, breaker.state()), (0, BreakerState::Closed));
 }

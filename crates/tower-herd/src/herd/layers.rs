@@ -222,6 +222,8 @@ impl Layers {
         let provider = &self.provider;
         self.shared.is_plain()
             && provider.is_open()
+            // Open, and only observed by now.
+            && !provider.is_broken()
             && !provider.is_ramping()
             && !provider.limits_tokens()
             && !self.throttle.sheds()
