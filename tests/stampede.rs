@@ -69,6 +69,7 @@ async fn the_stack_loses_nothing_where_the_naive_chain_floods() {
         "lost",
         "wire_calls",
         "amplification",
+        "called",
         "throttled",
         "seconds",
         "oracle_seconds",
