@@ -63,8 +63,10 @@ fn each_report_stands_in_a_file_that_its_row_names() {
         }
         // A number ends where the next sign is no digit.
         let stands = |sign: char, number: &str| {
-            text.match_indices(&format!("{sign}{number}"))
-                .any(|(at, found)| !text[at + found.len()..].starts_with(|next: char| next.is_ascii_digit()))
+            text.match_indices(&format!("{sign}{number}")).any(|(at, found)| {
+                text.get(at + found.len()..)
+                    .is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+            })
         };
         for (_, number) in cells[2].split(", ").filter_map(|report| report.split_once('#')) {
             assert!(stands('#', number) || stands('_', number), "#{number} in no test of {}", cells[1]);

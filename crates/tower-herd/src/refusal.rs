@@ -44,8 +44,8 @@ pub struct Refusal {
     pub provider: Arc<str>,
     /// The scope below the provider, if the decision was about one.
     pub scope: Option<Arc<str>>,
-    /// When a call may pass: exact for a pause, an estimate for a queue. None: asking again is of no
-    /// use.
+    /// When a call may pass: exact for a pause, an estimate for a queue, and for an open breaker the latest: its
+    /// probes may close it long before. None: asking again is of no use.
     pub retry_at: Option<Instant>,
 }
 

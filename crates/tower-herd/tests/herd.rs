@@ -478,6 +478,19 @@ async fn every_option_changes_what_it_says() {
     assert_eq!(script.calls(), 2, "a hollow answer is sent again if the caller calls it a failure");
 }
 
+/// A lone client, whose first calls fail, is not kept from its provider by chance.
+#[tokio::test(start_paused = true)]
+async fn a_quiet_client_is_not_shed() {
+    for seed in 0..50 {
+        let provider = Fleet::local().seed(seed).provider("quiet");
+        let script = Script::new([Does::Throttles(2)]);
+        let began = Instant::now();
+        let reply = Herd::new(&provider).layer(script.service()).oneshot(costly()).await.unwrap();
+        assert_eq!(reply.status(), 200);
+        assert!((S(2)..S(4)).contains(&began.elapsed()), "seed {seed}: {:?}", began.elapsed());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_configuration_builds_the_same_and_reloads_without_losing_what_is_known() {
     let fleet = Fleet::local();
@@ -495,9 +508,15 @@ async fn a_configuration_builds_the_same_and_reloads_without_losing_what_is_know
     config.attempt.headers = S(1);
     config.allowance = 1;
     config.modes.breaker = Mode::Off;
-    handle.reload(&fleet, &config).unwrap();
+    handle.reload(&config).unwrap();
     assert_eq!((provider.ceiling(), provider.paused_until()), (9, Some(paused)), "the pause stays");
     assert_eq!(handle.mode(Concern::Breaker), Mode::Off);
+    // What an operator has switched since stays, unless the file says something new.
+    handle.set(Concern::Budget, Mode::Off);
+    handle.reload(&config).unwrap();
+    assert_eq!((handle.mode(Concern::Budget), handle.mode(Concern::Breaker)), (Mode::Off, Mode::Off));
+    let by_hand = Herd::new(&fleet.provider("other")).handle();
+    assert!(by_hand.reload(&config).is_err(), "it was not built of a configuration");
     sleep(S(60)).await;
     let began = Instant::now();
     let error = service.clone().oneshot(costly()).await.unwrap_err();
@@ -512,7 +531,7 @@ async fn a_configuration_builds_the_same_and_reloads_without_losing_what_is_know
         let mut other = config.clone();
         other.allowance = 7;
         change(&mut other);
-        let HerdError::Field { field: found, .. } = handle.reload(&fleet, &other).unwrap_err() else {
+        let HerdError::Field { field: found, .. } = handle.reload(&other).unwrap_err() else {
             panic!("a field is named")
         };
         assert_eq!(found, field);
@@ -551,7 +570,7 @@ async fn retries_further_in_are_reported() {
 #[test]
 fn a_configuration_that_cannot_be_names_its_field() {
     type Change = fn(&mut HerdConfig);
-    let cases: [(&str, Change); 11] = [
+    let cases: [(&str, Change); 14] = [
         ("deadline", |c| c.deadline = Duration::ZERO),
         ("allowance", |c| c.allowance = 0),
         ("attempt.headers", |c| c.attempt.headers = Duration::ZERO),
@@ -563,6 +582,16 @@ fn a_configuration_that_cannot_be_names_its_field() {
         ("rungs[0].provider", |c| c.rungs[0].provider.clear()),
         ("rungs[0].weight", |c| c.rungs[0].weight = -1.0),
         ("rungs[0].limits.ceiling", |c| c.rungs[0].limits = ProviderSettings::new().ceiling(0)),
+        ("rungs[0].settings.breaker.window", |c| {
+            c.rungs[0].settings = RungSettings::new().breaker(BreakerSettings::new().window(0));
+        }),
+        ("rungs[0].settings.budget.k", |c| {
+            c.rungs[0].settings = RungSettings::new().budget(BudgetSettings::new().k(0.1));
+        }),
+        ("rungs[0].settings.readmission.initial", |c| {
+            let profile = tower_herd::readmission::Profile::geometric(2.0, 2.0, S(5));
+            c.rungs[0].settings = RungSettings::new().readmission(profile);
+        }),
     ];
     for (field, change) in cases {
         let mut config = HerdConfig::new("p");

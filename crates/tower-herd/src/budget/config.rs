@@ -23,11 +23,14 @@ pub struct BudgetSettings {
     /// The largest share that is refused, above 0 and up to 1. Default 0.9: one call in ten is always
     /// sent, and finds out whether the provider is back.
     pub cap: f64,
+    /// With fewer requests in the window than this, nothing is refused: of one call that failed the formula
+    /// would refuse a half, and a client that calls every few seconds would wait for its luck. Default 20.
+    pub least: u32,
 }
 
 impl Default for BudgetSettings {
     fn default() -> Self {
-        BudgetSettings { k: 2.0, window: Duration::from_secs(30), cap: 0.9 }
+        BudgetSettings { k: 2.0, window: Duration::from_secs(30), cap: 0.9, least: 20 }
     }
 }
 
@@ -56,8 +59,15 @@ impl BudgetSettings {
         self
     }
 
+    /// With fewer requests in the window nothing is refused.
+    #[must_use]
+    pub fn least(mut self, requests: u32) -> Self {
+        self.least = requests;
+        self
+    }
+
     /// The field that cannot be meant, and why. Written so that what is not a number fails too.
-    pub(super) fn fault(&self) -> Option<(&'static str, &'static str)> {
+    pub(crate) fn fault(&self) -> Option<(&'static str, &'static str)> {
         const LONGEST: Duration = Duration::from_secs(3600);
         if !(self.k >= 1.0 && self.k.is_finite()) {
             return Some(("k", "must be at least 1: below that a healthy provider would be throttled"));
@@ -75,7 +85,6 @@ impl BudgetSettings {
     }
 }
 
-/// Durations in configuration files.
 #[cfg(test)]
 mod tests {
     use super::*;

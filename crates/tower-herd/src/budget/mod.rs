@@ -50,8 +50,8 @@
 //! From 50 percent of failures on (with `k` = 2) it sheds, more and more, until the breaker opens; with all
 //! calls failing one in ten is still sent. When the provider is back, what it accepts doubles the share
 //! that it gets every few seconds: with 100 calls a second it has 95 percent of them about a minute after
-//! its return. Right after a start, when the only call so far failed, the formula gives a half: it knows
-//! nothing better.
+//! its return. With few requests in the window ([`least`](BudgetSettings::least), 20) it refuses nothing: after
+//! one call that failed the formula gives a half, and a quiet client would be sent away again and again.
 //!
 //! # Where it stands
 //!

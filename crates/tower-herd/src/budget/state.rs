@@ -274,7 +274,10 @@ impl Throttle {
 
     fn publish(&self, state: &State) -> f64 {
         let (requests, accepts) = state.window.counts();
-        let share = refusal_share(requests, accepts, state.settings.k, state.settings.cap);
+        let share = match state.settings {
+            settings if requests < u64::from(settings.least) => 0.0,
+            settings => refusal_share(requests, accepts, settings.k, settings.cap),
+        };
         let sheds = share > 0.0;
         // Read first: a store takes the cache line from all who read it.
         if self.sheds() != sheds {

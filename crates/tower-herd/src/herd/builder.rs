@@ -4,7 +4,7 @@ use super::{
     layers::Layers,
 };
 use crate::{
-    Criticality, HashedFailoverLayer, Head, JitteredRetryLayer, Mode, Provider, RatioBudget, Safety,
+    Criticality, Fleet, HashedFailoverLayer, Head, JitteredRetryLayer, Mode, Provider, RatioBudget, Safety,
     SettingsError, Signal,
     breaker::Alert,
     classify::Options,
@@ -284,7 +284,9 @@ impl<T, R> Herd<T, R> {
         Herd { rungs: self.rungs, parts: self.parts, resend }
     }
 
-    /// Hears of each incident of a provider, once: see [`BreakerLayer`](crate::BreakerLayer::on_alert).
+    /// Hears of each incident of a provider, once. It replaces the listener before, also one that another stack gave
+    /// to these providers' breakers; and it runs on the path of a call, so hand the alert on and do not block. See
+    /// [`BreakerLayer`](crate::BreakerLayer::on_alert).
     #[must_use]
     pub fn on_alert(self, listener: impl Fn(&Alert) + Send + Sync + 'static) -> Self {
         self.parts.shared.listen(Arc::new(listener));
@@ -311,8 +313,10 @@ impl<T, R> Herd<T, R> {
     }
 
     /// It was built of this.
-    pub(super) fn known_as(self, config: &HerdConfig) -> Self {
-        *self.handle().config() = Some(config.clone());
+    pub(super) fn known_as(self, fleet: &Fleet, config: &HerdConfig) -> Self {
+        let handle = self.handle();
+        Concern::ALL.into_iter().for_each(|concern| handle.set(concern, config.modes.of(concern)));
+        *handle.built_of() = Some((fleet.clone(), config.clone()));
         self
     }
 

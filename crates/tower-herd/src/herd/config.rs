@@ -35,7 +35,7 @@ use std::{collections::HashSet, time::Duration};
 ///     request
 /// })?;
 /// // Later, when the file has changed:
-/// herd.handle().reload(&fleet, &config)?;
+/// herd.handle().reload(&config)?;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -317,6 +317,9 @@ impl HerdConfig {
                 Some(_) => {}
                 None => limits.push((&rung.provider, &rung.limits)),
             }
+            if let Some((field, why)) = rung.settings.fault() {
+                return wrong(&at(&format!("settings.{field}")), why);
+            }
         }
         Ok(())
     }
@@ -359,9 +362,6 @@ impl HerdConfig {
         shared.set_criticality(self.criticality);
         shared.set_safety(self.default_safety);
         shared.set_times(self.attempt.headers, self.attempt.idle);
-        for concern in Concern::ALL {
-            shared.set(concern, self.modes.of(concern));
-        }
         Ok(())
     }
 }
@@ -382,7 +382,7 @@ impl Herd {
         let herd = Herd::new(&rung.provider(fleet)).settings(rung.settings.clone())?;
         let herd = herd.retry_budget(config.budget()).read_success(config.read_success as usize);
         config.steer(&herd.parts)?;
-        Ok(herd.known_as(config))
+        Ok(herd.known_as(fleet, config))
     }
 
     /// In front of a ladder; `map(rung, request)` is what a request looks like at the rung of this name: its
@@ -416,7 +416,7 @@ impl Herd {
             .retry_budget(config.budget())
             .read_success(config.read_success as usize);
         config.steer(&herd.parts)?;
-        Ok(herd.known_as(config))
+        Ok(herd.known_as(fleet, config))
     }
 }
 
@@ -428,21 +428,32 @@ impl HerdHandle {
     /// settings, the retry budget, patience, and how far successes are read. These make an error that says so, and
     /// then nothing has changed; build a new [`Herd`] on the same fleet, which keeps the providers' state.
     ///
+    /// A concern is switched only if its mode is another one than in the configuration before: what an operator
+    /// has switched since, stays.
+    ///
     /// # Errors
     ///
-    /// The field that cannot be, or cannot change.
-    pub fn reload(&self, fleet: &Fleet, config: &HerdConfig) -> Result<(), HerdError> {
+    /// The field that cannot be, or cannot change; and a herd that was not built of a configuration.
+    pub fn reload(&self, config: &HerdConfig) -> Result<(), HerdError> {
         config.validate()?;
-        let mut known = self.config();
-        if let Some(before) = known.as_ref()
-            && let Some(field) = config.fixed_differs(before)
-        {
+        let mut known = self.built_of();
+        let Some((fleet, before)) = known.as_mut() else {
+            let why = "cannot be reloaded: it was built by setters, not of a configuration".to_owned();
+            return Err(HerdError::Field { field: "this herd".into(), why });
+        };
+        if let Some(field) = config.fixed_differs(before) {
             let why = "cannot change while it runs; build a new herd on the same fleet".to_owned();
             return Err(HerdError::Field { field, why });
         }
         config.configure(fleet)?;
         config.steer(&self.parts)?;
-        *known = Some(config.clone());
+        for concern in Concern::ALL {
+            let mode = config.modes.of(concern);
+            if mode != before.modes.of(concern) {
+                self.set(concern, mode);
+            }
+        }
+        *before = config.clone();
         Ok(())
     }
 }

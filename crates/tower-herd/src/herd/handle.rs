@@ -2,7 +2,7 @@
 
 use super::{HerdConfig, builder::Parts};
 use crate::{
-    BoxError, Criticality, Mode, Provider, Refusal, RefusalKind, Safety, Switch, breaker::Alert,
+    BoxError, Criticality, Fleet, Mode, Provider, Refusal, RefusalKind, Safety, Switch, breaker::Alert,
     random::Seeds, task::far,
 };
 use std::{
@@ -115,7 +115,7 @@ pub(super) struct Shared {
     safety: AtomicU8,
     criticality: AtomicU8,
     listener: Mutex<Option<Listener>>,
-    config: Mutex<Option<HerdConfig>>,
+    config: Mutex<Option<(Fleet, HerdConfig)>>,
     draining: AtomicBool,
     /// One more handle for each call under way.
     flights: Arc<()>,
@@ -296,8 +296,8 @@ impl HerdHandle {
         &self.parts.shared
     }
 
-    /// The configuration in force, if it was built of one.
-    pub(super) fn config(&self) -> MutexGuard<'_, Option<HerdConfig>> {
+    /// The configuration in force and its fleet, if it was built of one.
+    pub(super) fn built_of(&self) -> MutexGuard<'_, Option<(Fleet, HerdConfig)>> {
         self.parts.shared.config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

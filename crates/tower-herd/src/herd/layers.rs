@@ -72,6 +72,20 @@ impl RungSettings {
         self
     }
 
+    /// The field that cannot be, by its path, and why.
+    pub(super) fn fault(&self) -> Option<(String, &'static str)> {
+        let path = |of: &str, error: SettingsError| (format!("{of}.{}", error.field), error.why);
+        let breaker = self.breaker.and_then(|breaker| breaker.check("").err());
+        if let Some(error) = breaker {
+            return Some(path("breaker", error));
+        }
+        if let Some(error) = self.readmission.and_then(|profile| profile.check("").err()) {
+            return Some((error.field.replacen("ramp", "readmission", 1), error.why));
+        }
+        let budget = self.budget.and_then(|budget| budget.fault());
+        budget.map(|(field, why)| (format!("budget.{field}"), why))
+    }
+
     /// Gives them to the provider.
     pub(super) fn apply(&self, provider: &Provider) -> Result<(), SettingsError> {
         if let Some(breaker) = self.breaker {
