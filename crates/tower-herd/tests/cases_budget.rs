@@ -218,7 +218,7 @@ async fn a_call_is_counted_once_though_two_watch_it() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_call_is_neutral_and_one_that_outlived_its_task_is_not() {
     let search = Fleet::local().seed(1).provider("search");
-    let layer = BudgetLayer::new(&search);
+    let layer = BudgetLayer::configured(&search, BudgetSettings::new().least(0)).unwrap();
     let service = throttled(&layer, &search, Script::always(answer(200).after(secs(20))));
     for n in 0..50 {
         tokio::time::timeout(secs(1), ask(&service, request(n))).await.unwrap_err();
@@ -573,7 +573,9 @@ async fn hermes_agent_91713_a_futile_loop_reaches_the_tool_seldom_and_the_other_
     let (broken, well) = (tools.scope("browser"), tools.scope("calculator"));
     let futile = Script::always(answer(500).after(ms(500)));
     let useful = Script::always(answer(200));
-    let layers = [&broken, &well].map(BudgetLayer::new);
+    // A tool that fails its first call need not be tried a few times more.
+    let layers =
+        [&broken, &well].map(|tool| BudgetLayer::configured(tool, BudgetSettings::new().least(0)).unwrap());
     let budget = RatioBudget::default().per_minute(5);
     let retry = JitteredRetryLayer::new().budget(budget.clone()).seed(1);
     let browser = common::Boxed::new(retry.layer(throttled(&layers[0], &broken, futile.clone())));
@@ -594,4 +596,20 @@ async fn hermes_agent_91713_a_futile_loop_reaches_the_tool_seldom_and_the_other_
     let most = times.iter().map(|at| times.iter().filter(|t| (*at..at + 60_000).contains(t)).count()).max();
     assert!(most <= Some(25), "{most:?} in one minute");
     assert_eq!((useful.calls() as u64, layers[1].share()), (wanted, 0.0));
+}
+
+// A client that calls seldom is not sent away by chance: of one call that failed the formula would refuse a half.
+#[tokio::test(start_paused = true)]
+async fn with_few_requests_nothing_is_refused() {
+    for least in [0, 5, 40] {
+        let search = Fleet::local().seed(1).provider("search");
+        let layer = BudgetLayer::configured(&search, BudgetSettings::new().least(least)).unwrap();
+        let service = throttled(&layer, &search, Script::always(answer(500)));
+        for sent in 0..u64::from(least) {
+            assert_eq!(layer.share(), 0.0, "after {sent} of {least}");
+            ask(&service, request(sent)).await.unwrap();
+        }
+        ask(&service, request(1000)).await.ok();
+        assert!(layer.share() > 0.4, "{least}: {}", layer.share());
+    }
 }

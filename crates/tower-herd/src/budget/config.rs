@@ -24,13 +24,13 @@ pub struct BudgetSettings {
     /// sent, and finds out whether the provider is back.
     pub cap: f64,
     /// With fewer requests in the window than this, nothing is refused: of one call that failed the formula
-    /// would refuse a half, and a client that calls every few seconds would wait for its luck. Default 20.
+    /// would refuse a half, and a client that calls every few seconds would wait for its luck. Default 5.
     pub least: u32,
 }
 
 impl Default for BudgetSettings {
     fn default() -> Self {
-        BudgetSettings { k: 2.0, window: Duration::from_secs(30), cap: 0.9, least: 20 }
+        BudgetSettings { k: 2.0, window: Duration::from_secs(30), cap: 0.9, least: 5 }
     }
 }
 

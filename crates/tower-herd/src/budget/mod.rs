@@ -50,7 +50,7 @@
 //! From 50 percent of failures on (with `k` = 2) it sheds, more and more, until the breaker opens; with all
 //! calls failing one in ten is still sent. When the provider is back, what it accepts doubles the share
 //! that it gets every few seconds: with 100 calls a second it has 95 percent of them about a minute after
-//! its return. With few requests in the window ([`least`](BudgetSettings::least), 20) it refuses nothing: after
+//! its return. With few requests in the window ([`least`](BudgetSettings::least), 5) it refuses nothing: after
 //! one call that failed the formula gives a half, and a quiet client would be sent away again and again.
 //!
 //! # Where it stands
