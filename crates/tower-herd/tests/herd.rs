@@ -34,6 +34,10 @@ type Reply = http::Response<Full<Bytes>>;
 const MS: fn(u64) -> Duration = Duration::from_millis;
 const S: fn(u64) -> Duration = Duration::from_secs;
 
+/// As other layers ask of the body of a client.
+const fn is_a_body<B: http_body::Body + Default + Send + Sync + 'static>() {}
+const _: () = is_a_body::<tower_herd::herd::HerdBody<Full<Bytes>>>();
+
 /// What the provider does with its next calls; after the last one it answers 200.
 #[derive(Clone, Copy, Debug)]
 enum Does {
