@@ -169,8 +169,9 @@ fn five_in_a_row_turn_a_brown_out_into_an_outage() {
 #[test]
 fn a_dead_provider_trips_within_twenty_calls_and_within_five_where_strict() {
     for seed in seeds() {
-        // One call after the other, so that none is under way when the breaker opens.
-        let settings = brownout("failure=1", &["rate=2", "duration=60", "deadline=10"]);
+        // Short calls, one after the other, so that none is under way when the breaker opens.
+        let one_by_one = ["rate=0.2", "duration=600", "deadline=10", "latency=0.01", "arrivals=even"];
+        let settings = brownout("failure=1", &one_by_one);
         for (policy, most) in [(&TowerHerd as &dyn Policy, 20), (&StrictBreaker, 5)] {
             let made = run(&settings, policy, seed).unwrap();
             let at = made.events.iter().find(|e| e.what == What::Opened).map(|e| e.at);
