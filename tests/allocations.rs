@@ -474,3 +474,19 @@ async fn a_call_that_waits_for_its_reply() {
     let info = measure(|| assert!(call.as_mut().poll(&mut cx).is_pending()));
     assert_eq!(info.count_total, 1);
 }
+
+/// So does a herd: one timer, and another where its body is waited for.
+#[tokio::test(start_paused = true)]
+async fn a_call_of_a_herd_that_waits_for_its_reply() {
+    let [provider, ..] = &providers();
+    let herd = Herd::new(provider);
+    drop(herd.layer(Inner).oneshot(HttpRequest::make()).await.expect("nothing fails"));
+    let never = tower::service_fn(|_: HttpRequest| {
+        std::future::pending::<Result<http::Response<Full<Bytes>>, Infallible>>()
+    });
+    let mut service = herd.layer(never);
+    let mut call = pin!(service.call(HttpRequest::make()));
+    let mut cx = Context::from_waker(Waker::noop());
+    let info = measure(|| assert!(call.as_mut().poll(&mut cx).is_pending()));
+    assert_eq!(info.count_total, 1);
+}

@@ -58,7 +58,7 @@ pin_project! {
             body: B,
             wire: Option<OnWire>,
             idle: Duration,
-            wait: Option<Box<Wait>>,
+            wait: Option<Pin<Box<Wait>>>,
             is_over: bool,
         },
         // As the layers have left it. Boxed: most replies are moved without one.
@@ -81,11 +81,14 @@ where
     }
 }
 
-/// Of a body that somebody waits for.
-struct Wait {
-    sleep: Pin<Box<Sleep>>,
-    /// When the silence began, while it lasts.
-    since: Option<Instant>,
+pin_project! {
+    // Of a body that somebody waits for.
+    struct Wait {
+        #[pin]
+        sleep: Sleep,
+        // When the silence began, while it lasts.
+        since: Option<Instant>,
+    }
 }
 
 impl<B: Body> HerdBody<B>
@@ -159,7 +162,7 @@ where
                     }
                 };
                 if let Some(wait) = wait {
-                    wait.since = None;
+                    *wait.as_mut().project().since = None;
                 }
                 let frame = frame.map(|frame| frame.map_err(Into::into));
                 if (wire.is_some() || me.flight.is_some())
@@ -216,10 +219,10 @@ fn settle<D>(wire: &mut Option<OnWire>, frame: Option<&Result<Frame<D>, BoxError
 
 /// Whether the body has been silent for too long.
 #[cold]
-fn silent(wait: &mut Option<Box<Wait>>, idle: Duration, cx: &mut Context<'_>) -> Poll<()> {
+fn silent(wait: &mut Option<Pin<Box<Wait>>>, idle: Duration, cx: &mut Context<'_>) -> Poll<()> {
     let now = Instant::now();
-    let wait =
-        wait.get_or_insert_with(|| Box::new(Wait { sleep: Box::pin(sleep_until(far(idle))), since: None }));
+    let wait = wait.get_or_insert_with(|| Box::pin(Wait { sleep: sleep_until(far(idle)), since: None }));
+    let mut wait = wait.as_mut().project();
     let since = *wait.since.get_or_insert(now);
     let at = since.checked_add(idle).unwrap_or_else(|| far(idle));
     loop {

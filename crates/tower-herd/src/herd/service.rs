@@ -314,7 +314,7 @@ pin_project! {
             call: F,
             wire: Option<OnWire>,
             kept: Option<R::Kept>,
-            timer: Option<Box<Timer>>,
+            timer: Option<Pin<Box<Timer>>>,
             task_end: Option<Instant>,
             deposited: bool,
             terms: Terms,
@@ -325,10 +325,13 @@ pin_project! {
     }
 }
 
-/// Of a first attempt that is not ready at once.
-struct Timer {
-    sleep: Pin<Box<Sleep>>,
-    began: Instant,
+pin_project! {
+    // Of a first attempt that is not ready at once.
+    struct Timer {
+        #[pin]
+        sleep: Sleep,
+        began: Instant,
+    }
 }
 
 impl<S, A, B, R> Future for DirectFuture<S::Future, Guarded<S>, http::Request<A>, R>
@@ -370,7 +373,7 @@ where
                                 let shared = shared.as_ref().expect("looked at above");
                                 Timer::start(terms, task.unwrap_or_else(|| far(herd(shared).deadline())))
                             });
-                            if timer.sleep.as_mut().poll(cx).is_pending() {
+                            if timer.as_mut().project().sleep.poll(cx).is_pending() {
                                 return Poll::Pending;
                             }
                             let after = timer.sleep.deadline().saturating_duration_since(timer.began);
@@ -430,9 +433,9 @@ fn herd<S, R>(shared: &retry::Shared<Guarded<S>, HerdClassify, R>) -> Arc<Shared
 
 impl Timer {
     #[cold]
-    fn start(terms: &Terms, task: Instant) -> Box<Self> {
+    fn start(terms: &Terms, task: Instant) -> Pin<Box<Self>> {
         let at = far(terms.headers).min(task);
-        Box::new(Timer { sleep: Box::pin(sleep_until(at)), began: Instant::now() })
+        Box::pin(Timer { sleep: sleep_until(at), began: Instant::now() })
     }
 }
 
