@@ -193,6 +193,8 @@ pub mod safety;
 pub mod signal;
 #[cfg(feature = "spend")]
 pub mod spend;
+#[cfg(feature = "store")]
+pub mod store;
 pub mod switch;
 pub mod task;
 #[cfg(feature = "fleet-limit")]

@@ -47,6 +47,21 @@ impl PauseReason {
             PauseReason::Broken => "broken",
         }
     }
+
+    /// The reason of this name; what a newer version calls otherwise is the server's word.
+    #[cfg(feature = "serde")]
+    pub(crate) fn named(name: &str) -> Self {
+        const ALL: [PauseReason; 7] = [
+            PauseReason::Hint,
+            PauseReason::Bare,
+            PauseReason::Quota,
+            PauseReason::Depleted,
+            PauseReason::Misconfigured,
+            PauseReason::Operator,
+            PauseReason::Broken,
+        ];
+        ALL.into_iter().find(|reason| reason.as_str() == name).unwrap_or(PauseReason::Hint)
+    }
 }
 
 /// The longest pause; longer hints are parsed whole, but held no longer than this.
