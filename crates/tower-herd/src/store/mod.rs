@@ -54,8 +54,7 @@ pub trait FleetStore: Send + Sync + 'static {
     /// Calls `wakes` whenever somebody should exchange at once, for as long as it is polled: slots became free
     /// for a holder that lacks some, or a pause began. Without it (the default) the fleet polls: a pause is
     /// then known everywhere within one renewal, a free slot within half a second.
-    fn listen<'a>(&'a self, wakes: &'a (dyn Fn(Wake<'_>) + Send + Sync)) -> Listen<'a> {
-        let _ = wakes;
+    fn listen<'a>(&'a self, _wakes: &'a (dyn Fn(Wake<'_>) + Send + Sync)) -> Listen<'a> {
         Box::pin(std::future::pending())
     }
 }
