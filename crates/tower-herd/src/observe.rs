@@ -19,6 +19,7 @@
 //! | [`Event::Breaker`] | `breaker` | WARN when it opens, else INFO | `tower_herd_breaker_total{provider,scope,to}` |
 //! | [`Event::Ramp`] | `ramp` | INFO | gauge `tower_herd_readmitted{provider,scope}` |
 //! | [`Event::InnerRetries`] | `inner_retries` | WARN | `tower_herd_inner_retries_total{provider}` |
+//! | `Event::Store` (feature `store`) | `store` | DEBUG for an error, WARN when the lease is lost | `tower_herd_store_errors_total{provider,kind}`, `tower_herd_leases_lost_total{provider}` |
 //! | [`Event::Inconsistent`] | `inconsistent` | WARN | `tower_herd_inconsistent_total` |
 //!
 //! All labels are bounded: providers and scopes are named by configuration, kinds and reasons are
@@ -146,6 +147,16 @@ pub enum Event<'a> {
         /// Calls that were made for one of ours.
         attempts: u32,
     },
+    /// The fleet's store did not answer, or (no error) the lease of this process has run out for it: the policy
+    /// for that is in force until it answers again.
+    #[cfg(feature = "store")]
+    #[non_exhaustive]
+    Store {
+        /// The provider.
+        provider: &'a str,
+        /// What is wrong.
+        error: Option<&'a crate::store::StoreError>,
+    },
     /// Settings or replies contradict each other; a safe reading was chosen.
     #[non_exhaustive]
     Inconsistent {
@@ -218,6 +229,15 @@ impl Observe for Trace {
             Event::InnerRetries { provider, attempts } => {
                 warn!(target: "tower_herd", provider, attempts, "inner_retries");
             }
+            #[cfg(feature = "store")]
+            Event::Store { provider, error: Some(error) } => {
+                let source = std::error::Error::source(error).map(ToString::to_string);
+                debug!(target: "tower_herd", provider, %error, source, "store");
+            }
+            #[cfg(feature = "store")]
+            Event::Store { provider, error: None } => {
+                warn!(target: "tower_herd", provider, "store: the lease has run out");
+            }
             Event::Inconsistent { provider, what } => {
                 warn!(target: "tower_herd", provider, what, "inconsistent");
             }
@@ -271,6 +291,14 @@ impl Observe for Meter {
             }
             Event::InnerRetries { provider, .. } => {
                 counter!("tower_herd_inner_retries_total", "provider" => provider.to_owned()).increment(1);
+            }
+            #[cfg(feature = "store")]
+            Event::Store { provider, error: Some(error) } => counter!("tower_herd_store_errors_total",
+                "provider" => provider.to_owned(), "kind" => error.kind().as_str())
+            .increment(1),
+            #[cfg(feature = "store")]
+            Event::Store { provider, error: None } => {
+                counter!("tower_herd_leases_lost_total", "provider" => provider.to_owned()).increment(1);
             }
             Event::Inconsistent { .. } => counter!("tower_herd_inconsistent_total").increment(1),
         }

@@ -243,6 +243,16 @@ impl Cell {
         engine.next_epoch();
     }
 
+    /// Another process of the fleet has opened it: the incident is known, and the alert is raised there.
+    #[cfg(feature = "store")]
+    pub(crate) fn opened_elsewhere(&self, until: Time, id: u64) {
+        self.forced();
+        let mut state = self.engine().lock();
+        let trouble = state.trouble;
+        let facts = Facts { kind: AlertKind::Broken, incident: id, failures: 0, calls: 0, until, refused: 0 };
+        state.incident.get_or_insert(Incident { trouble, facts });
+    }
+
     /// It has closed: what was sent before counts no more.
     pub(crate) fn closed(&self) {
         let engine = self.engine();

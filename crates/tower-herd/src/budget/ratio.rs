@@ -39,6 +39,8 @@ use std::{
 #[derive(Clone)]
 pub struct RatioBudget {
     settings: Settings,
+    #[cfg(feature = "store")]
+    providers: Arc<[crate::Provider]>,
     pot: Arc<Pot>,
     parts: Arc<Mutex<HashMap<Box<str>, RatioBudget>>>,
 }
@@ -48,7 +50,8 @@ struct Settings {
     /// Millionths of a call for each deposit.
     ratio: u64,
     window: Duration,
-    burst: u64,
+    /// Of the reserve, in millionths of a call.
+    full: u64,
     refill: Duration,
     /// The most withdrawals in any minute.
     ceiling: Option<u32>,
@@ -57,6 +60,9 @@ struct Settings {
 struct Pot {
     clock: Clock,
     settings: Settings,
+    /// Of the fleet that it is the budget of: what this process has of the reserve.
+    #[cfg(feature = "store")]
+    provider: Option<crate::Provider>,
     /// Deposits since the clock was last read.
     fresh: AtomicU32,
     ledger: Mutex<Ledger>,
@@ -91,7 +97,7 @@ impl Ledger {
             buckets: [0; BUCKETS],
             newest: 0,
             credit: 0,
-            reserve: settings.burst.saturating_mul(CALL),
+            reserve: settings.full,
             refilled: Time::ZERO,
         }
     }
@@ -111,11 +117,10 @@ impl Ledger {
             self.credit = self.credit.saturating_sub(gone);
         }
         self.newest = newest;
-        let full = settings.burst.saturating_mul(CALL);
         let step = (nanos(settings.refill) / CALL).max(1);
         let steps = nanos(now.saturating_since(self.refilled)) / step;
         self.refilled = self.refilled.saturating_add(Duration::from_nanos(steps.saturating_mul(step)));
-        self.reserve = self.reserve.saturating_add(steps).min(full);
+        self.reserve = self.reserve.saturating_add(steps).min(settings.full);
         self.now = self.now.max(now);
     }
 
@@ -146,8 +151,7 @@ impl Ledger {
     /// Gives one back: to the reserve as far as it has room, where it does not expire and can never be
     /// more than the reserve, the rest to the credit of this moment.
     fn give_back(&mut self, settings: &Settings) {
-        let full = settings.burst.saturating_mul(CALL);
-        let room = full.saturating_sub(self.reserve).min(CALL);
+        let room = settings.full.saturating_sub(self.reserve).min(CALL);
         self.reserve += room;
         self.pay_in(CALL - room);
     }
@@ -179,29 +183,65 @@ impl RatioBudget {
         // The cast saturates, and turns what is not a number into 0.
         let ratio = (ratio * CALL as f64).round() as u64;
         let (window, refill) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self::with(Settings { ratio, window, burst: 3, refill, ceiling: None })
+        Self::with(Settings { ratio, window, full: 3 * CALL, refill, ceiling: None })
     }
 
     fn with(settings: Settings) -> Self {
-        let pot = Pot {
-            clock: Clock::new(),
+        RatioBudget {
             settings,
-            fresh: AtomicU32::new(0),
-            ledger: Mutex::new(Ledger::new(&settings)),
-        };
-        RatioBudget { settings, pot: Arc::new(pot), parts: Arc::default() }
+            #[cfg(feature = "store")]
+            providers: Arc::default(),
+            pot: Arc::new(Pot::new(settings)),
+            parts: Arc::default(),
+        }
+    }
+
+    /// Other settings, afresh; for the same providers.
+    fn change(&self, settings: Settings) -> Self {
+        #[cfg(feature = "store")]
+        return Self::with(settings).shared(self.providers.clone());
+        #[cfg(not(feature = "store"))]
+        Self::with(settings)
+    }
+
+    /// The same for a fleet of several processes, which share these providers: the reserve of each provider is
+    /// that of all of them, or a tenth of its ceiling where that is more, divided by the processes that share
+    /// it. Where their store is lost it stays what it was. For providers of one process it changes nothing.
+    /// Starts afresh.
+    #[cfg(feature = "store")]
+    #[must_use]
+    pub fn for_fleet<'a>(self, providers: impl IntoIterator<Item = &'a crate::Provider>) -> Self {
+        self.shared(providers.into_iter().cloned().collect())
+    }
+
+    #[cfg(feature = "store")]
+    fn shared(&self, providers: Arc<[crate::Provider]>) -> Self {
+        let only = if let [only] = &*providers { Some(only.clone()) } else { None };
+        let pot = Arc::new(Pot::of(self.settings, only));
+        RatioBudget { providers, pot, ..Self::with(self.settings) }
+    }
+
+    /// The pot of one provider.
+    fn part(&self, provider: &str) -> Self {
+        #[cfg(feature = "store")]
+        if let Some(provider) = self.providers.iter().find(|known| &**known.name() == provider) {
+            let pot = Arc::new(Pot::of(self.settings, Some(provider.clone())));
+            return RatioBudget { pot, ..Self::with(self.settings) };
+        }
+        let _ = provider;
+        Self::with(self.settings)
     }
 
     /// The same with another window. Starts afresh.
     #[must_use]
     pub fn window(self, window: Duration) -> Self {
-        Self::with(Settings { window, ..self.settings })
+        self.change(Settings { window, ..self.settings })
     }
 
     /// The same with another reserve: so many calls at most, one more every `refill`. Starts afresh.
     #[must_use]
     pub fn reserve(self, calls: u32, refill: Duration) -> Self {
-        Self::with(Settings { burst: calls.into(), refill, ..self.settings })
+        self.change(Settings { full: u64::from(calls) * CALL, refill, ..self.settings })
     }
 
     /// The same with at most so many withdrawals in any 60 s, whatever was paid in; default: no such
@@ -209,7 +249,7 @@ impl RatioBudget {
     /// Starts afresh.
     #[must_use]
     pub fn per_minute(self, calls: u32) -> Self {
-        Self::with(Settings { ceiling: Some(calls), ..self.settings })
+        self.change(Settings { ceiling: Some(calls), ..self.settings })
     }
 
     /// Calls that could be taken out now, the ceiling of a minute aside.
@@ -221,13 +261,45 @@ impl RatioBudget {
 }
 
 impl Pot {
+    fn new(settings: Settings) -> Self {
+        Pot {
+            clock: Clock::new(),
+            settings,
+            #[cfg(feature = "store")]
+            provider: None,
+            fresh: AtomicU32::new(0),
+            ledger: Mutex::new(Ledger::new(&settings)),
+        }
+    }
+
+    /// One whose reserve is a fleet's: this process begins with none of it.
+    #[cfg(feature = "store")]
+    fn of(settings: Settings, provider: Option<crate::Provider>) -> Self {
+        let mut pot = Pot { provider, ..Pot::new(settings) };
+        if pot.provider.as_ref().is_some_and(crate::Provider::is_shared) {
+            pot.ledger.get_mut().unwrap_or_else(PoisonError::into_inner).reserve = 0;
+        }
+        pot
+    }
+
+    /// As they are now for this process.
+    fn settings(&self) -> Settings {
+        let settings = self.settings;
+        #[cfg(feature = "store")]
+        if let Some((ceiling, members)) = self.provider.as_ref().and_then(crate::Provider::fleet_share) {
+            let full = settings.full.max(u64::from(ceiling) * CALL / 10) / u64::from(members.max(1));
+            return Settings { full, refill: settings.refill.saturating_mul(members), ..settings };
+        }
+        settings
+    }
+
     fn up_to_date(&self) -> std::sync::MutexGuard<'_, Ledger> {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
         let fresh = u64::from(self.fresh.swap(0, Ordering::Relaxed));
         // Their age is unknown: as old as they can be. The clock is read under the lock, so that it
         // never runs backwards here.
         ledger.pay_in(fresh.saturating_mul(self.settings.ratio));
-        ledger.advance(&self.settings, self.clock.now());
+        ledger.advance(&self.settings(), self.clock.now());
         ledger
     }
 }
@@ -251,7 +323,7 @@ impl Budget for RatioBudget {
     }
 
     fn refund(&self) {
-        self.pot.up_to_date().give_back(&self.pot.settings);
+        self.pot.up_to_date().give_back(&self.pot.settings());
     }
 
     fn take_back(&self) {
@@ -260,7 +332,7 @@ impl Budget for RatioBudget {
 
     fn open(&self, provider: &str) -> Option<Arc<dyn Budget>> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let part = parts.entry(provider.into()).or_insert_with(|| Self::with(self.settings));
+        let part = parts.entry(provider.into()).or_insert_with(|| self.part(provider));
         Some(Arc::new(part.clone()))
     }
 
@@ -279,7 +351,7 @@ impl fmt::Debug for RatioBudget {
         f.debug_struct("RatioBudget")
             .field("ratio", &(self.settings.ratio as f64 / CALL as f64))
             .field("window", &self.settings.window)
-            .field("reserve", &self.settings.burst)
+            .field("reserve", &(self.settings.full / CALL))
             .field("refill", &self.settings.refill)
             .field("per_minute", &self.settings.ceiling)
             .finish_non_exhaustive()
@@ -407,7 +479,7 @@ mod tests {
             // (milliseconds until, deposits, some of them taken back, attempts to withdraw, refunds of what is out)
             steps in prop::collection::vec((0..20_000u64, 0..60u64, 0..20u64, 0..40u64, 0..6u64), 1..40),
         ) {
-            let settings = Settings { ratio, window: S(30), burst, refill: S(10), ceiling };
+            let settings = Settings { ratio, window: S(30), full: burst * CALL, refill: S(10), ceiling };
             let mut ledger = Ledger::new(&settings);
             let (mut now, mut out, mut history) = (0, 0, Vec::new());
             for (gap, deposits, taken_back, asked, refunds) in steps {

@@ -277,6 +277,7 @@ impl Place {
                 Err(_) => return Err(now.saturating_add(Duration::from_millis(100))),
             },
         };
+        provider.core().check_lease();
         match entry.poll_claim(now, cx) {
             Claimed::Got((core, admitted)) => {
                 self.entry = None;

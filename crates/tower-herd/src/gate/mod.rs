@@ -124,6 +124,15 @@ pub enum Claimed<A> {
     },
 }
 
+/// A bound of the ceiling from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The most calls in flight.
+    pub cap: u32,
+    /// The bound falls to this with the calls that end.
+    pub shed: Option<u32>,
+}
+
 /// Who is in a gate, under its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
@@ -188,22 +197,22 @@ impl<P: Pacer> Gate<P> {
         self.locked(|inner, wakes| inner.take(&self.word, now, allow, wakes))
     }
 
-    /// Gives a slot back.
+    /// Gives a slot back. True if it went with it: the bound from outside fell ([`bind`](Self::bind)).
     #[inline]
-    pub fn release(&self) {
+    pub fn release(&self) -> bool {
         let before = self.word.release(1);
-        if before.has(WAITING) && !fault(Fault::NoWaitingFlag) {
-            self.slot_freed();
-        }
+        before.has(WAITING) && !fault(Fault::NoWaitingFlag) && self.slot_freed()
     }
 
     #[cold]
     #[inline(never)]
-    fn slot_freed(&self) {
+    fn slot_freed(&self) -> bool {
         self.locked(|inner, wakes| {
             inner.slot_freed();
+            let shed = inner.shed(&self.word);
             inner.settle(&self.word, None, wakes);
-        });
+            shed
+        })
     }
 
     /// Gives a slot back at `until`: its call was dropped, but may still run at
@@ -224,9 +233,25 @@ impl<P: Pacer> Gate<P> {
     /// What was out at the very step, so that `max(cap, busy)` bounds what can
     /// be in flight from then on.
     pub fn set_cap(&self, cap: u32) -> Occupancy {
+        self.bind(|_, _, _| Bound { cap, shed: None })
+    }
+
+    /// The same by what is in the gate at that step; `bound` may change the pacer as well.
+    ///
+    /// Down to [`shed`](Bound::shed) the bound falls with each slot that is given back from then on: those
+    /// slots are others'.
+    ///
+    /// `bound` is told the bound in force, what is out, and how many wait.
+    pub fn bind(&self, bound: impl FnOnce(&mut P, Occupancy, usize) -> Bound) -> Occupancy {
         self.locked(|inner, wakes| {
-            inner.limit = cap;
-            inner.slot_freed();
+            // Holds off the fast path: what the bound is reckoned from stays true, but for slots given back.
+            let (cap, fast, flags) = inner.desired();
+            let bits = self.word.publish(cap, fast, flags | WAITING);
+            let here = Occupancy { cap: inner.limit.min(MAX_CAP), busy: bits.busy() };
+            let bound = bound(&mut inner.pacer, here, inner.queue.len());
+            (inner.limit, inner.shedding) = (bound.cap, bound.shed);
+            inner.shed(&self.word);
+            inner.pacer_changed();
             let bits = match fault(Fault::SilentChange) {
                 true => inner.publish(&self.word),
                 false => inner.settle(&self.word, None, wakes),
@@ -362,7 +387,13 @@ impl<P: Pacer> Gate<P> {
         self.word.load().cap()
     }
 
-    /// Both of the above at one instant.
+    /// The bound from outside, what is out, and how many wait.
+    pub fn bound(&self) -> (Occupancy, usize) {
+        let inner = self.lock();
+        (Occupancy { cap: inner.limit, busy: self.word.load().busy() }, inner.queue.len())
+    }
+
+    /// Ceiling and use at one instant.
     pub fn occupancy(&self) -> Occupancy {
         let bits = self.word.load();
         Occupancy { cap: bits.cap(), busy: bits.busy() }

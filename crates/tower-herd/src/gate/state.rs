@@ -25,6 +25,8 @@ pub(super) struct Inner<P> {
     pub(super) lingering: Lingering,
     /// The bound set from outside, beside the pacer's.
     pub(super) limit: u32,
+    /// Down to where that falls with each slot that is given back.
+    pub(super) shedding: Option<u32>,
     /// The pacer's last no, while it holds.
     blocked: Option<Blocked>,
     keeper: Option<Keeper>,
@@ -74,6 +76,7 @@ impl<P: Pacer> Inner<P> {
             queue: Queue::new(config),
             lingering: Lingering::default(),
             limit: MAX_CAP,
+            shedding: None,
             blocked: None,
             keeper: None,
             now: Time::ZERO,
@@ -84,7 +87,8 @@ impl<P: Pacer> Inner<P> {
     pub(super) fn desired(&self) -> (u32, u32, u64) {
         let published = self.pacer.published();
         let mut flags = 0;
-        if !self.queue.is_empty() {
+        // (Whoever gives a slot back must come here to learn that it goes with it.)
+        if !self.queue.is_empty() || self.shedding.is_some() {
             flags |= WAITING;
         }
         if published.slow {
@@ -130,6 +134,7 @@ impl<P: Pacer> Inner<P> {
         if reaped > 0 {
             word.release(reaped);
             self.slot_freed();
+            self.shed(word);
         }
     }
 
@@ -138,6 +143,17 @@ impl<P: Pacer> Inner<P> {
         if self.blocked == Some(Blocked::Slot) {
             self.blocked = None;
         }
+    }
+
+    /// The bound falls to what is still out, if it is to: whether it did.
+    pub(super) fn shed(&mut self, word: &Word) -> bool {
+        let Some(least) = self.shedding else { return false };
+        let bound = word.load().busy().max(least);
+        let falls = bound < self.limit;
+        if falls {
+            self.limit = bound;
+        }
+        falls
     }
 
     /// The pacer may have changed its mind.

@@ -53,7 +53,10 @@ pub(super) struct Parts {
 
 impl Parts {
     fn new(name: Arc<str>, seeds: &Seeds, providers: Vec<Provider>) -> Self {
-        let budget: Arc<dyn Budget> = Arc::new(RatioBudget::default());
+        let budget = RatioBudget::default();
+        #[cfg(feature = "store")]
+        let budget = budget.for_fleet(&providers);
+        let budget: Arc<dyn Budget> = Arc::new(budget);
         let classify = HerdClassify::default();
         let seeds = Seeds::from_seed(seeds.session().bits());
         let shared = Arc::new(Shared::new(name, seeds, providers));

@@ -345,9 +345,16 @@ impl HerdConfig {
         }
     }
 
-    fn budget(&self) -> RatioBudget {
+    fn budget(&self, fleet: &Fleet) -> RatioBudget {
         let RetryBudget { ratio, window, reserve, refill, per_minute } = &self.retry_budget;
         let budget = RatioBudget::new(*ratio).window(*window).reserve(*reserve, *refill);
+        #[cfg(feature = "store")]
+        let budget = {
+            let providers: Vec<Provider> = self.rungs.iter().map(|rung| rung.provider(fleet)).collect();
+            budget.for_fleet(&providers)
+        };
+        #[cfg(not(feature = "store"))]
+        let _ = fleet;
         match per_minute {
             Some(most) => budget.per_minute(*most),
             None => budget,
@@ -380,7 +387,7 @@ impl Herd {
         };
         config.configure(fleet)?;
         let herd = Herd::new(&rung.provider(fleet)).settings(rung.settings.clone())?;
-        let herd = herd.retry_budget(config.budget()).read_success(config.read_success as usize);
+        let herd = herd.retry_budget(config.budget(fleet)).read_success(config.read_success as usize);
         config.steer(&herd.parts)?;
         Ok(herd.known_as(fleet, config))
     }
@@ -413,7 +420,7 @@ impl Herd {
         let herd = Herd::ladder(rungs)?
             .slot_patience(config.slot_patience)
             .hint_patience(config.hint_patience)
-            .retry_budget(config.budget())
+            .retry_budget(config.budget(fleet))
             .read_success(config.read_success as usize);
         config.steer(&herd.parts)?;
         Ok(herd.known_as(fleet, config))

@@ -73,7 +73,8 @@ impl Core {
                 });
                 self.at(on).abandon_ramp();
                 self.say_breaker(on, "open", Some(until.saturating_since(now)));
-                if let Some(alert) = cell.opened(until, id, &self.about(on, now)) {
+                let alert = cell.opened(until, id, &self.about(on, now));
+                if let Some(alert) = self.tell_opened(on, until.saturating_since(now), probes, alert) {
                     self.raise(on, &alert);
                 }
             }
@@ -91,7 +92,7 @@ impl Core {
     }
 
     /// Tells the listener of this breaker, or else that of the provider's.
-    fn raise(&self, on: Option<&Scope>, alert: &Alert) {
+    pub(super) fn raise(&self, on: Option<&Scope>, alert: &Alert) {
         alert.tell();
         let listener = self.at(on).watch.breaker.listener().or_else(|| self.root.watch.breaker.listener());
         if let Some(listener) = listener {
@@ -124,6 +125,43 @@ impl Core {
         now: Time,
         proof: impl FnOnce(&Broken, bool) -> bool,
     ) -> bool {
+        let closed = self.close_here(on, now, proof);
+        if closed {
+            self.tell_closed(on);
+        }
+        closed
+    }
+
+    /// Another process of the fleet has closed it.
+    #[cfg(feature = "store")]
+    pub(super) fn close_too(&self, on: Option<&Scope>, now: Time) {
+        // (What an operator of this process has opened only he closes.)
+        self.close_here(on, now, |broken, _| !broken.is_forced());
+    }
+
+    /// Another process of the fleet has opened it: its incident, and its alert.
+    #[cfg(feature = "store")]
+    pub(super) fn open_too(&self, on: Option<&Scope>, open: &crate::store::Opened, now: Time) {
+        let millis = Duration::from_millis;
+        let cell = &self.at(on).watch.breaker;
+        if !self.at(on).watch.is_active() {
+            // No breaker stands here: a pause says the same, and ends with it.
+            return;
+        }
+        let (settings, switch) = (cell.settings(), cell.switch());
+        let probes =
+            Probes { first: millis(open.first), last: millis(open.last), timeout: settings.probe_timeout };
+        let mut random = self.fleet.seeds.session();
+        let id = random.bits();
+        let (since, left) = (millis(open.since), millis(open.wait));
+        let opens = |generation| Broken::joined(now, since, left, probes, generation, random, switch);
+        self.change_broken(on, now, |pause| pause.open_breaker(opens));
+        cell.opened_elsewhere(now.saturating_add(left), id);
+        self.at(on).abandon_ramp();
+        self.say_breaker(on, "open", Some(left));
+    }
+
+    fn close_here(&self, on: Option<&Scope>, now: Time, proof: impl FnOnce(&Broken, bool) -> bool) -> bool {
         if !self.at(on).is_broken() {
             return false;
         }
@@ -238,6 +276,8 @@ pub(crate) struct WatchedProbe {
 
 impl Drop for WatchedProbe {
     fn drop(&mut self) {
-        self.provider.on().change(|pause| pause.probe_ended(self.number));
+        self.provider.on().change(|pause| {
+            pause.probe_ended(self.number);
+        });
     }
 }

@@ -64,6 +64,22 @@ impl Broken {
         broken
     }
 
+    /// One that has been open for `since`, and is for `left` more.
+    #[cfg(feature = "store")]
+    pub(crate) fn joined(
+        now: Time,
+        since: Duration,
+        left: Duration,
+        probes: Probes,
+        generation: u64,
+        random: Random,
+        switch: Switch,
+    ) -> Self {
+        let mut broken = Broken::new(now, Duration::ZERO, probes, generation, random, switch);
+        (broken.since, broken.until) = (now.saturating_sub(since), now.saturating_add(left));
+        broken
+    }
+
     /// By an operator: nobody calls, probes included, until he closes it.
     pub(crate) fn forced(now: Time, generation: u64, random: Random, switch: Switch) -> Self {
         let never = Probes { first: Duration::ZERO, last: Duration::ZERO, timeout: Duration::ZERO };

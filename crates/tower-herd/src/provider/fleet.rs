@@ -1,16 +1,22 @@
+#[cfg(feature = "store")]
+use super::lease::Driver;
 use super::{Core, Provider, ProviderSettings, SettingsError, lock};
+#[cfg(feature = "store")]
+use crate::store::{FleetSettings, FleetSettingsError, FleetStore};
 use crate::{
     Clock,
     observe::{Observe, Trace},
     random::Seeds,
 };
+#[cfg(feature = "store")]
+use std::sync::OnceLock;
 use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex},
 };
 
-/// All that shares providers: here, this one process. A handle: clones are the same fleet.
+/// All that shares providers: this one process, or all that meet at one [store](crate::store). A handle: clones are the same fleet.
 ///
 /// Make one for the process and hand clones of it around. Providers of two fleets share nothing, even
 /// under the same name: a fleet made for each client, or each request, has a ceiling, a pause and a
@@ -26,6 +32,38 @@ pub(super) struct Shared {
     pub(super) clock: Clock,
     pub(super) seeds: Seeds,
     pub(super) observer: Arc<dyn Observe>,
+    #[cfg(feature = "store")]
+    pub(super) store: Option<Meeting>,
+}
+
+/// Where a fleet of several processes meets.
+#[cfg(feature = "store")]
+pub(super) struct Meeting {
+    store: Arc<dyn FleetStore>,
+    pub(super) settings: FleetSettings,
+    /// Starts with the first provider.
+    driver: OnceLock<Option<Driver>>,
+}
+
+#[cfg(feature = "store")]
+impl Meeting {
+    fn new(store: Arc<dyn FleetStore>, settings: FleetSettings) -> Self {
+        Meeting { store, settings, driver: OnceLock::new() }
+    }
+
+    fn keep(&self, core: &Arc<Core>, seeds: &Seeds) {
+        let start = || {
+            let seeds = Seeds::from_seed(seeds.session().bits());
+            Driver::start(self.store.clone(), &self.settings, seeds)
+                .inspect_err(|error| {
+                    tracing::error!(target: "tower_herd", %error, "no thread to keep the leases on: nothing is admitted");
+                })
+                .ok()
+        };
+        if let Some(driver) = self.driver.get_or_init(start) {
+            driver.keep(core);
+        }
+    }
 }
 
 impl Fleet {
@@ -36,19 +74,84 @@ impl Fleet {
     }
 
     fn with(seeds: Seeds, observer: Arc<dyn Observe>) -> Self {
-        Fleet { shared: Arc::new(Shared { clock: Clock::new(), seeds, observer }), providers: Arc::default() }
+        let shared = Shared {
+            clock: Clock::new(),
+            seeds,
+            observer,
+            #[cfg(feature = "store")]
+            store: None,
+        };
+        Fleet { shared: Arc::new(shared), providers: Arc::default() }
+    }
+
+    /// This fleet, but for what `with` is given anew, and without providers.
+    fn anew(&self, seeds: Seeds, observer: Arc<dyn Observe>) -> Self {
+        let fleet = Self::with(seeds, observer);
+        #[cfg(feature = "store")]
+        if let Some(meeting) = &self.shared.store {
+            return fleet.meet(meeting.store.clone(), meeting.settings.clone());
+        }
+        fleet
+    }
+
+    #[cfg(feature = "store")]
+    fn meet(self, store: Arc<dyn FleetStore>, settings: FleetSettings) -> Self {
+        let Shared { clock, observer, seeds, .. } = &*self.shared;
+        let shared = Shared {
+            clock: *clock,
+            seeds: Seeds::from_seed(seeds.session().bits()),
+            observer: observer.clone(),
+            store: Some(Meeting::new(store, settings)),
+        };
+        Fleet { shared: Arc::new(shared), providers: Arc::default() }
+    }
+
+    /// All processes that share through this store are one fleet: its providers have one ceiling, one pause and
+    /// one breaker among them.
+    ///
+    /// Leases are kept on a thread of its own, which ends when the fleet and all its providers are dropped.
+    /// Until the store has answered, nobody is admitted: calls wait, or are refused, as where there is no slot.
+    ///
+    /// # Errors
+    ///
+    /// Says which of the settings cannot be.
+    #[cfg(feature = "store")]
+    pub fn shared(store: impl FleetStore, settings: FleetSettings) -> Result<Self, FleetSettingsError> {
+        settings.check()?;
+        Ok(Self::local().meet(Arc::new(store), settings))
+    }
+
+    /// Says goodbye: from here on this process admits nothing, and what it holds is free for others as soon as
+    /// the store has heard of it (its calls in flight, when their lease runs out). Best called when a service
+    /// shuts down, after its last call. In a fleet without a store it does nothing.
+    ///
+    /// Ends when the store has heard of it, or was tried for about a second. Dropped, it goes on.
+    #[cfg(feature = "store")]
+    pub async fn leave(&self) {
+        let links: Vec<_> = {
+            let providers = lock(&self.providers);
+            let mut links: Vec<_> = providers.values().filter_map(|core| core.link().cloned()).collect();
+            links.sort_by_key(Arc::as_ptr);
+            links
+        };
+        for link in &links {
+            link.begin_to_leave();
+        }
+        for link in links {
+            link.leave().await;
+        }
     }
 
     /// A fleet without providers yet that draws from a fixed seed: the same seed, the same waits.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
-        Self::with(Seeds::from_seed(seed), self.shared.observer.clone())
+        self.anew(Seeds::from_seed(seed), self.shared.observer.clone())
     }
 
     /// A fleet without providers yet whose events go to `observer`.
     #[must_use]
     pub fn observer(self, observer: impl Observe) -> Self {
-        Self::with(Seeds::from_seed(self.shared.seeds.session().bits()), Arc::new(observer))
+        self.anew(Seeds::from_seed(self.shared.seeds.session().bits()), Arc::new(observer))
     }
 
     /// The provider of this name: the same shared state each time it is asked for.
@@ -61,6 +164,10 @@ impl Fleet {
         let name: Arc<str> = name.into();
         let core = Arc::new(Core::new(name.clone(), self.shared.clone(), None));
         providers.insert(name, core.clone());
+        #[cfg(feature = "store")]
+        if let Some(meeting) = &self.shared.store {
+            meeting.keep(&core, &self.shared.seeds);
+        }
         Provider::of(core)
     }
 

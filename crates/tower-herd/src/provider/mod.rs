@@ -50,6 +50,11 @@ mod fleet;
 pub(crate) mod handover;
 #[cfg(test)]
 mod laws;
+#[cfg(not(feature = "store"))]
+#[path = "alone.rs"]
+mod lease;
+#[cfg(feature = "store")]
+mod lease;
 mod pause;
 mod ramp;
 mod reopening;
@@ -60,9 +65,13 @@ mod slot;
 mod tokens;
 mod wait;
 mod waiting;
+#[allow(dead_code, reason = "a fleet's store fills it")]
+mod wallet;
 mod watch;
 
 pub use fleet::Fleet;
+#[cfg(feature = "store")]
+pub use lease::LeaseStatus;
 pub use pause::PauseReason;
 pub use settings::{ProviderSettings, SettingsError};
 
@@ -139,6 +148,8 @@ pub(crate) struct Core {
     /// Until the head of a good reply, which is what a deadline cuts.
     heads: Apart<Mutex<Durations>>,
     aborts: AtomicBool,
+    /// To the fleet's store, where there is one.
+    link: Option<lease::Tie>,
     /// A sensor watches calls of it.
     sensor: AtomicBool,
     last_bare: Mutex<Option<(Arc<str>, Time)>>,
@@ -179,13 +190,21 @@ impl Core {
         let mut queue = QueueConfig::default();
         queue.bound = known.queue;
         queue.age = known.batch_age;
-        let control = Control::new(control::Settings::from(&known));
+        let link = lease::tie(&fleet);
+        let led = link.is_some();
+        let control = Control::new(control::Settings { led, ..(&known).into() });
+        let gate = Gate::new(control.clone(), queue);
+        if led {
+            // Nothing is held until the store says so.
+            gate.set_cap(0);
+        }
         Core {
             name,
             fleet,
             interest: AtomicU32::new(control.interest()),
-            gate: Gate::new(control, queue),
-            tokens: tokens::Tokens::new(&known),
+            gate,
+            tokens: tokens::Tokens::new(&known, led),
+            link,
             settings: Mutex::new(settings),
             root: Scope::default(),
             scopes: Mutex::default(),
@@ -236,7 +255,7 @@ impl Core {
         self.aborts.store(settings.aborts, Ordering::Relaxed);
         self.gate.configure(settings.queue, settings.batch_age);
         self.tokens.configure(settings);
-        control::Settings::from(settings)
+        control::Settings { led: self.link.is_some(), ..settings.into() }
     }
 
     /// Pauses the whole provider; the wait in force after the merge.
@@ -249,6 +268,17 @@ impl Core {
         // (One that is held for a breaker learns of this one when that closes.)
         control.pause(now, now.saturating_add(held));
         held
+    }
+
+    /// Ends the pause of a scope or (none) of all of it, its breaker aside.
+    fn clear(&self, on: Option<&Scope>, now: Time) {
+        match on {
+            Some(scope) => scope.change(|pause| pause.clear(now)),
+            None => self.control(|control, _, _| {
+                self.root.change(|pause| pause.clear(now));
+                control.pause_clear(now);
+            }),
+        }
     }
 
     /// What a call usually takes to the head of its reply: as long as every other one, or less. Who gives it
@@ -373,14 +403,8 @@ impl Provider {
         let on = self.scope.as_deref();
         #[cfg(feature = "breaker")]
         self.core.close_breaker(on, now, |_, _| true);
-        if let Some(scope) = on {
-            scope.change(|pause| pause.clear(now));
-        } else {
-            self.core.control(|control, _, _| {
-                self.core.root.change(|pause| pause.clear(now));
-                control.pause_clear(now);
-            });
-        }
+        self.core.clear(on, now);
+        self.core.tell_cleared(on);
     }
 
     /// Until when nobody calls this scope, and why; none if it is open.
@@ -473,6 +497,7 @@ impl Provider {
 
     fn say_paused(&self, held: Duration, reason: PauseReason, on: Option<&Scope>) {
         if !held.is_zero() {
+            self.core.tell_pause(on, held, reason);
             self.core.observe(|| Event::Paused {
                 provider: &self.core.name,
                 scope: on.and_then(|scope| scope.name.as_deref()),

@@ -297,11 +297,13 @@ impl Pause {
     }
 
     /// Whoever sent it is back, or gone. (Not if it was given up: the place is another's by then.)
-    pub(crate) fn probe_ended(&mut self, number: u32) {
-        let Some(probe) = self.probing.take_if(|probe| probe.number == number) else { return };
+    /// Whether it had failed; none if its end was seen already.
+    pub(crate) fn probe_ended(&mut self, number: u32) -> Option<bool> {
+        let probe = self.probing.take_if(|probe| probe.number == number)?;
         if let Some(broken) = self.broken.as_mut().filter(|_| !probe.failed) {
             broken.probe_unanswered();
         }
+        Some(probe.failed)
     }
 
     /// Sets a pause; the wait in force after the merge.

@@ -58,6 +58,8 @@ pub(super) struct Tally {
     on: AtomicBool,
     calls: AtomicU64,
     throttled: AtomicU64,
+    /// The same of the other processes of a fleet.
+    others: (AtomicU64, AtomicU64),
 }
 
 impl Tally {
@@ -82,8 +84,23 @@ impl Tally {
 
     fn counts(&self) -> Counts {
         // In this order: a throttle counted in between has its call counted too.
+        let (calls, throttled) = &self.others;
+        let throttled = self.throttled.load(Ordering::Relaxed) + throttled.load(Ordering::Relaxed);
+        Counts { calls: self.calls.load(Ordering::Relaxed) + calls.load(Ordering::Relaxed), throttled }
+    }
+
+    /// What this process has counted; none while no ramp runs.
+    #[cfg(feature = "store")]
+    pub(super) fn own(&self) -> Option<(u64, u64)> {
         let throttled = self.throttled.load(Ordering::Relaxed);
-        Counts { calls: self.calls.load(Ordering::Relaxed), throttled }
+        self.is_on().then(|| (self.calls.load(Ordering::Relaxed), throttled))
+    }
+
+    /// The others have counted so much more.
+    #[cfg(feature = "store")]
+    pub(super) fn add(&self, calls: u64, throttled: u64) {
+        self.others.0.fetch_add(calls, Ordering::Relaxed);
+        self.others.1.fetch_add(throttled, Ordering::Relaxed);
     }
 }
 

@@ -28,6 +28,10 @@ pub(crate) struct Scope {
     /// Its breaker is open, enforced or not.
     broken: AtomicBool,
     pub(super) watch: Watch,
+    /// The fleet leaves the next probe to this process until then; 0: it does not.
+    leave: AtomicU64,
+    /// When it was last asked to.
+    asked: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -139,6 +143,27 @@ impl Scope {
         Some(until)
     }
 
+    #[cfg(feature = "store")]
+    pub(super) fn leave(&self) -> Time {
+        Time::from_nanos(self.leave.load(Ordering::Acquire))
+    }
+
+    /// The fleet leaves a probe to this process ([`Time::ZERO`]: not any more).
+    #[cfg(feature = "store")]
+    pub(super) fn give_leave(&self, until: Time) {
+        self.leave.store(until.as_nanos(), Ordering::Release);
+    }
+
+    /// Whether the fleet is to be asked for leave: so often at most.
+    #[cfg(feature = "store")]
+    pub(super) fn asked(&self, now: Time, apart: std::time::Duration) -> bool {
+        let is_due = |last| {
+            let again = Time::from_nanos(last).saturating_add(apart);
+            (last == 0 || again <= now).then_some(now.as_nanos().max(1))
+        };
+        self.asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_ok()
+    }
+
     pub(super) fn named(name: &str) -> Self {
         Scope { name: Some(name.into()), ..Scope::default() }
     }
@@ -228,6 +253,13 @@ impl Default for Scopes {
 }
 
 impl Scopes {
+    #[cfg(feature = "store")]
+    pub(super) fn all(&self) -> Vec<(Arc<str>, Arc<Scope>)> {
+        let mut all: Vec<_> = self.known.iter().map(|(name, scope)| (name.clone(), scope.clone())).collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
     pub(super) fn get(&mut self, name: &str, now: impl FnOnce() -> Time) -> Arc<Scope> {
         if let Some(scope) = self.known.get(name) {
             return scope.clone();

@@ -302,17 +302,24 @@ impl Sensing {
         let core = &self.provider.core;
         let now = core.clock().now();
         self.alive(now);
-        if let Some(scope) = self.provider.scope.as_ref().filter(|scope| scope.wants_success()) {
-            scope.change(|pause| pause.succeeded(now, self.scope));
+        if let Some(scope) = self.provider.scope.as_ref().filter(|scope| scope.wants_success())
+            && scope.change(|pause| pause.succeeded(now, self.scope))
+        {
+            core.tell_cleared(Some(scope));
         }
+        let mut cleared = false;
         let follows = core.control(|control, busy, waiting| {
             if core.root.wants_success() && core.root.change(|pause| pause.succeeded(now, self.root)) {
                 control.pause_clear(now);
+                cleared = true;
             }
             let refilling = signal.quota.filter(|quota| !quota.fixed_window);
             control.on_success(now, self.admitted, busy, waiting, None, refilling.map(Into::into));
             control.follows_headers()
         });
+        if cleared {
+            core.tell_cleared(None);
+        }
         if let Some(quota) = signal.quota {
             self.window_used_up(now, &quota);
             self.quota(&quota, follows);
@@ -441,6 +448,7 @@ impl Sensing {
                 (wait, held)
             }),
         };
+        core.tell_throttled(self.admitted.stamp, wait);
         self.provider.say_paused(held, reason, scope);
         if let (Some(scope), PauseReason::Bare) = (scope, reason) {
             self.second_scope(now, wait, scope);
@@ -457,6 +465,7 @@ impl Sensing {
             control.on_overloaded(now, self.admitted, busy, hint.filter(|_| scope.is_none()));
             hint.map(|wait| scope.unwrap_or(&core.root).change(|pause| set(pause, wait)))
         });
+        core.tell_overloaded(self.admitted.stamp, hint.filter(|_| scope.is_none()));
         self.provider.say_paused(held.unwrap_or_default(), PauseReason::Hint, scope);
     }
 

@@ -29,6 +29,10 @@ pub struct ProviderSettings {
     /// After this long a batch waiter takes turns with the interactive ones. Default 5 s.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub batch_age: Duration,
+    /// Where processes of a fleet were given different limits, those with the highest generation count; of
+    /// several with that one, the lowest. An operator who changes limits raises it, so that processes which
+    /// still have the old ones follow (sidekiq/sidekiq#4857). Default 0.
+    pub generation: u64,
     /// Whether the provider stops working on a call that its caller drops. If not (the default), the
     /// slot of a dropped call stays taken for the 95th percentile of durations, 10 s at most.
     pub aborts: bool,
@@ -45,6 +49,7 @@ impl Default for ProviderSettings {
             token_burst: None,
             queue: 10_000,
             batch_age: Duration::from_secs(5),
+            generation: 0,
             aborts: false,
         }
     }
@@ -102,6 +107,12 @@ impl ProviderSettings {
     #[must_use]
     pub fn batch_age(mut self, age: Duration) -> Self {
         self.batch_age = age;
+        self
+    }
+    /// Of these limits, where processes of a fleet have different ones.
+    #[must_use]
+    pub fn generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
         self
     }
     /// Whether the provider stops working on a call that its caller drops.

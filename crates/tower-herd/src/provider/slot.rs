@@ -83,7 +83,7 @@ impl Place {
     /// Nobody has taken this probe's slot: those further in are hidden, or there are none. Whoever is
     /// there takes a slot of its own, so this one is given back; the probe stays ours until it is sent.
     pub(crate) fn lend(&mut self) {
-        self.core.gate.release();
+        self.core.release();
         self.freed = true;
         self.each(Pause::lend_probe);
     }
@@ -117,7 +117,9 @@ impl Core {
     /// Gives a slot back.
     #[inline]
     pub(crate) fn release(&self) {
-        self.gate.release();
+        if self.gate.release() {
+            self.has_shed();
+        }
     }
 
     /// Gives the slot of a call back that was sent and then dropped: when it has ended at the provider
@@ -127,7 +129,7 @@ impl Core {
     pub(crate) fn release_later(&self) {
         let time = self.linger();
         if time.is_zero() {
-            self.gate.release();
+            self.release();
         } else {
             self.gate.release_at(self.clock().now().saturating_add(time));
         }
@@ -137,7 +139,17 @@ impl Core {
 impl Place {
     #[cold]
     fn probe_ended(&self) {
-        self.each(Pause::probe_ended);
+        let tell = |on: &Scope| {
+            if let Some(failed) = on.change(|pause| pause.probe_ended(self.probe)) {
+                self.core.tell_probed(on, failed);
+            }
+        };
+        if self.root {
+            tell(&self.core.root);
+        }
+        if let Some(scope) = &self.scope {
+            tell(scope);
+        }
     }
 }
 
@@ -194,7 +206,7 @@ impl Provider {
     fn try_slot_of(&self, asker: Asker, end: impl FnOnce() -> Option<Instant>) -> Result<Slot, Denied> {
         let open = self.scope.as_ref().is_none_or(|scope| scope.is_open());
         // The gate is told to be slow while the provider itself is paused.
-        if open && self.core.gate.try_acquire() {
+        if open && self.core.gate.try_acquire() && self.core.is_in_time() {
             return Ok(Slot::new(self.core.clone(), None));
         }
         self.try_slot_slow(asker, end())
@@ -205,7 +217,7 @@ impl Provider {
     #[cfg(feature = "herd")]
     #[inline]
     pub(crate) fn try_bare_slot(&self) -> bool {
-        self.is_open() && self.core.gate.try_acquire()
+        self.is_open() && self.core.gate.try_acquire() && self.core.is_in_time()
     }
 
     /// Whether nothing stands in the way of a call but the ceiling: no pause, and no end of one.
@@ -223,6 +235,7 @@ impl Provider {
     #[inline(never)]
     fn try_slot_slow(&self, asker: Asker, end: Option<Instant>) -> Result<Slot, Denied> {
         let now = self.core.clock().now();
+        self.core.check_lease();
         if let Some((until, reason)) = self.paused_at(now) {
             let lent = if asker == Asker::Gate { self.try_lent_probe(now) } else { None };
             return lent
@@ -231,7 +244,10 @@ impl Provider {
         }
         match self.core.gate.try_admit(now) {
             Ok(admitted) => Ok(Slot::new(self.core.clone(), Some(admitted))),
-            Err(Blocked::Slot | Blocked::Until(_)) => Err(Denied::NoSlot),
+            Err(Blocked::Slot | Blocked::Until(_)) => {
+                self.core.demand();
+                Err(Denied::NoSlot)
+            }
         }
     }
 
@@ -249,7 +265,7 @@ impl Provider {
     /// Whether there is one to be had, for who could get a slot.
     pub(crate) fn probe_is_due(&self, now: Time) -> bool {
         let (root, scope) = self.pauses(now);
-        let is_due = |on: &Scope| on.change(|pause| pause.probe_is_due(now));
+        let is_due = |on: &Scope| on.change(|pause| pause.probe_is_due(now)) && self.core.may_probe(on, now);
         (root.is_some() || scope.is_some()) && root.is_none_or(is_due) && scope.is_none_or(|on| is_due(on))
     }
 
@@ -300,7 +316,7 @@ impl Provider {
     ) -> Option<Slot> {
         let (root, scope) = self.pauses(now);
         let number = self.core.probes.fetch_add(1, Ordering::Relaxed);
-        let is_due = |on: &Scope| on.change(|pause| is_due(pause, now));
+        let is_due = |on: &Scope| on.change(|pause| is_due(pause, now)) && self.core.may_probe(on, now);
         let take = |on: &Scope| on.change(|pause| take(pause, now, number));
         // Where both are paused it is a probe of both, or a call too early for one.
         let due = root.is_none_or(is_due) && scope.is_none_or(|scope| is_due(scope));

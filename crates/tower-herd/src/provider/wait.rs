@@ -116,6 +116,7 @@ impl Admission {
                             Err(refusal) => return Poll::Ready(Err(refusal)),
                         },
                     };
+                    core.check_lease();
                     match place.poll_claim(now, cx) {
                         Claimed::Got((core, admitted)) => {
                             self.place = None;
@@ -169,7 +170,9 @@ impl Provider {
     /// Joins the queue of this provider.
     pub(crate) fn join(&self, wait: &WaitFor, now: Time) -> Result<Entry<Arc<Core>>, Refusal> {
         let waiter = Waiter { agent: wait.agent, class: wait.class, now };
-        Entry::enqueue(self.core.clone(), waiter).map_err(|_full| {
+        let joined = Entry::enqueue(self.core.clone(), waiter);
+        self.core.demand();
+        joined.map_err(|_full| {
             let at = now.saturating_add(self.estimate(now));
             self.refuse(RefusalKind::NoSlot, "its queue is full", Some(at))
         })

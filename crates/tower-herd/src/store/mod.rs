@@ -24,13 +24,23 @@
 //! No clock of a host is compared with that of another: only durations travel, in whole milliseconds. A lease
 //! counts from before its report was sent, a wait from when its reply came.
 
+mod clock;
 mod error;
 mod grant;
+mod lease;
 mod report;
+mod settings;
 
+pub use crate::provider::LeaseStatus;
 pub use error::{StoreError, StoreErrorKind};
 pub use grant::{Chunk, Grant, Leave, Opened, ScopeGrant, SharedPause};
+pub use lease::LeaseState;
 pub use report::{Epoch, HolderId, Limits, News, Quantity, RateLimit, RateReport, Report, Terms};
+pub use settings::{FleetSettings, FleetSettingsError, Outage};
+
+pub(crate) use clock::LeaseClock;
+pub(crate) use lease::{Bond, Lease, Load};
+pub(crate) use settings::whole_millis;
 
 use std::{future::Future, pin::Pin};
 

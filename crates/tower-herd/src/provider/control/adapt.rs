@@ -52,7 +52,7 @@ impl Control {
         if !self.watches() {
             return u32::MAX;
         }
-        if self.bare > 0 || self.pace.is_some() || self.probe.is_some() {
+        if self.set.led || self.bare > 0 || self.pace.is_some() || self.probe.is_some() {
             return 0;
         }
         self.proven.saturating_add(1).min(self.ceiling())
@@ -61,11 +61,16 @@ impl Control {
     /// Starts over with other settings. What calls in flight carry stays valid, and so does a pause: it was
     /// not the settings that asked for it.
     pub(in crate::provider) fn configure(&mut self, settings: Settings) {
-        let Control { admitted, stamp, pause, release, bare, latency, refusal, .. } = *self;
+        let Control { admitted, stamp, pause, release, bare, latency, refusal, lead, cap, limit, .. } = *self;
+        let led = settings.led;
         *self = Control::new(settings);
         (self.admitted, self.stamp, self.cut) = (admitted, stamp, stamp);
         (self.pause, self.release, self.bare) = (pause, release, bare);
         (self.latency, self.refusal) = (latency, refusal);
+        if led {
+            // What the fleet may do is the store's to say.
+            (self.lead, self.cap, self.limit) = (lead, cap, limit);
+        }
     }
 
     /// Goes on with other settings. A new maximum or rate is taken at its word, and learned from anew; where

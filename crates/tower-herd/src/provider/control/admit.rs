@@ -38,6 +38,9 @@ impl Control {
         if let Some(ready) = self.held_by_rate(now, waiting) {
             return Err(BlockedUntil(Some(ready)));
         }
+        if let Some(ready) = self.held_by_purse(now) {
+            return Err(BlockedUntil(ready));
+        }
         let rest = self.latency.unwrap_or(SPAN).saturating_mul(2).max(WINDOW);
         if busy == 0 && self.idle.is_some_and(|t| now.saturating_since(t) > rest) {
             self.warm = 0;
@@ -72,6 +75,7 @@ impl Control {
         if let Some(p) = &mut self.pace {
             p.took_one(now);
         }
+        self.spend(now);
         self.admitted += 1;
         self.trial_sent();
         Ok(Admitted { stamp: self.stamp, rank, nth: self.admitted, at: now, first })

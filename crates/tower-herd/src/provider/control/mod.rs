@@ -46,6 +46,7 @@ mod adapt;
 mod admit;
 mod growth;
 mod headers;
+mod lead;
 mod rate;
 mod release;
 mod replies;
@@ -56,6 +57,7 @@ mod turnaround;
 use crate::Time;
 use growth::Probe;
 use headers::{Bucket, Headers};
+use lead::Lead;
 use rate::{Pace, Source};
 use release::Release;
 use std::time::Duration;
@@ -78,6 +80,8 @@ pub struct Settings {
     pub rate: Option<Rate>,
     /// Growth probes are this many pauses apart: 20 bounds what failed probes cost at 5 %.
     pub probe_gap: u32,
+    /// The ceiling is the fleet's store's to learn, and what this process has of it comes by [`Control::lease`].
+    pub led: bool,
 }
 
 impl Default for Settings {
@@ -90,6 +94,7 @@ impl Default for Settings {
             bare_max: Duration::from_secs(30),
             rate: None,
             probe_gap: 20,
+            led: false,
         }
     }
 }
@@ -213,6 +218,7 @@ pub struct Control {
     pace: Option<Pace>,
     bucket: Option<Bucket>,
     headers: Headers,
+    lead: Lead,
 }
 
 impl Control {
@@ -247,10 +253,12 @@ impl Control {
             exact: false,
             shaded: false,
             base: 0,
-            pace: set.rate.map(|rate| Pace::configured(rate.every)),
+            // A rate that the fleet shares comes in chunks.
+            pace: set.rate.filter(|_| !set.led).map(|rate| Pace::configured(rate.every)),
             turnaround: Turnaround::default(),
             bucket: None,
             headers: Headers::default(),
+            lead: Lead::default(),
             admitted: 0,
         }
     }
@@ -310,6 +318,7 @@ impl Control {
             || self.bucket.is_some()
             || self.turnaround.is_on()
             || self.contradictions > 0
+            || self.lead.purse.is_some()
             || self.limit.is_some_and(|l| self.cap > l)
     }
 
@@ -322,6 +331,9 @@ impl Control {
     /// Whether successes must be reported (otherwise a sample of latencies is enough).
     #[must_use]
     pub fn watches(&self) -> bool {
+        if self.set.led {
+            return self.bare > 0 || self.lead.counts;
+        }
         self.bare > 0 || self.pace.is_some() || self.limit != Some(self.cap) || self.proven == 0
     }
 
@@ -332,6 +344,9 @@ impl Control {
     }
 
     fn top(&self) -> u32 {
+        if self.set.led {
+            return self.cap;
+        }
         self.set.max.unwrap_or(u32::MAX).max(self.set.floor)
     }
 }

@@ -20,6 +20,9 @@ impl Control {
         if let Some(l) = latency {
             self.latency = Some(mean(self.latency, l));
         }
+        if self.set.led {
+            return self.led_success();
+        }
         self.trial_served(now, call);
         if let Some(h) = limits {
             self.on_headers(now, call, busy, h);
@@ -64,6 +67,9 @@ impl Control {
         pauses: bool,
     ) {
         self.note_idle(now, busy);
+        if self.set.led {
+            return self.led_throttled(now, call, hint, pauses);
+        }
         let came_back = u32::try_from(self.stamp.saturating_sub(call.stamp)).unwrap_or(u32::MAX);
         let served = call.rank.saturating_sub(1).saturating_sub(came_back);
         self.stamp = self.stamp.saturating_add(1);
@@ -132,7 +138,7 @@ impl Control {
         if let Some(h) = hint {
             self.set_pause(now, h, true);
         }
-        if call.stamp < self.cut {
+        if self.set.led || call.stamp < self.cut {
             return;
         }
         self.stamp = self.stamp.saturating_add(1);

@@ -8,7 +8,7 @@
 //! waiter takes turns with the interactive ones. Only the first of the line is served; a large call is not
 //! passed by small ones behind it, or it would never be made.
 
-use crate::{Time, gate::Class};
+use crate::{Time, gate::Class, provider::wallet::Wallet};
 use std::{collections::BTreeMap, mem, task::Waker, time::Duration};
 
 /// Of a debt of one token: as many as there are nanoseconds in a minute.
@@ -27,15 +27,40 @@ pub(super) struct Bucket {
     /// In tokens times [`TOKEN`]: each nanosecond pays back `rate` of it.
     debt: u128,
     at: Time,
+    /// Where a fleet shares the rate: what this process has of it. `rate` is then its share.
+    wallet: Option<Wallet>,
+    /// Taken since this was last asked for.
+    spent: u64,
 }
 
 impl Bucket {
     pub(super) fn new(rate: u64, burst: u64) -> Self {
-        Bucket { rate: rate.max(1), burst: burst.max(1), debt: 0, at: Time::ZERO }
+        let (rate, burst) = (rate.max(1), burst.max(1));
+        Bucket { rate, burst, debt: 0, at: Time::ZERO, wallet: None, spent: 0 }
+    }
+
+    /// One of a fleet, with nothing in it.
+    pub(super) fn shared(rate: u64, burst: u64) -> Self {
+        Bucket { wallet: Some(Wallet::default()), ..Bucket::new(rate, burst) }
     }
 
     fn configure(&mut self, rate: u64, burst: u64) {
         (self.rate, self.burst) = (rate.max(1), burst.max(1));
+    }
+
+    fn fill(&mut self, now: Time, amount: u64, until: Time) {
+        self.pay_back(now);
+        // (What was overspent alone is no debt to the fleet, which took it out of its share.)
+        self.wallet.get_or_insert_default().fill(now, amount, until);
+    }
+
+    /// The store is lost: so many a minute, beginning with none.
+    fn fend(&mut self, now: Time, rate: u64) {
+        if self.wallet.take().is_some() {
+            self.at = self.at.max(now);
+            self.debt = u128::from(self.burst) * TOKEN;
+        }
+        self.rate = rate.max(1);
     }
 
     pub(super) fn burst(&self) -> u64 {
@@ -44,30 +69,62 @@ impl Bucket {
 
     fn pay_back(&mut self, now: Time) {
         let passed = now.saturating_since(self.at).as_nanos();
-        self.debt = self.debt.saturating_sub(passed * u128::from(self.rate));
+        if self.wallet.is_none() {
+            self.debt = self.debt.saturating_sub(passed * u128::from(self.rate));
+        }
         self.at = self.at.max(now);
     }
 
     fn fits(&self, cost: u64) -> bool {
+        if let Some(wallet) = &self.wallet {
+            return wallet.affords(self.at, cost.min(self.burst));
+        }
         self.debt + u128::from(cost.min(self.burst)) * TOKEN <= u128::from(self.burst) * TOKEN
     }
 
     fn take(&mut self, cost: u64) {
+        self.spent = self.spent.saturating_add(cost);
+        if let Some(wallet) = &mut self.wallet {
+            return wallet.take(self.at, cost);
+        }
         let most = u128::from(self.burst) * TOKEN + u128::from(self.rate) * LONGEST.as_nanos();
         self.debt = self.debt.saturating_add(u128::from(cost) * TOKEN).min(most);
     }
 
     fn give_back(&mut self, cost: u64) {
+        self.spent = self.spent.saturating_sub(cost);
+        if let Some(wallet) = &mut self.wallet {
+            return wallet.give_back(cost);
+        }
         self.debt = self.debt.saturating_sub(u128::from(cost) * TOKEN);
     }
 
     /// When `cost` fits after so many tokens more, as of the last instant seen.
     fn ready_at(&self, ahead: u128, cost: u64) -> Time {
-        let debt = self.debt + (ahead + u128::from(cost.min(self.burst))) * TOKEN;
-        let excess = debt.saturating_sub(u128::from(self.burst) * TOKEN);
+        let cost = (ahead + u128::from(cost.min(self.burst))) * TOKEN;
+        let excess = match &self.wallet {
+            // When its share of the rate has brought so much: chunks may come sooner.
+            Some(wallet) => {
+                let holds = u128::from(wallet.holds(self.at)) * TOKEN;
+                (cost + u128::from(wallet.owes()) * TOKEN).saturating_sub(holds)
+            }
+            None => (self.debt + cost).saturating_sub(u128::from(self.burst) * TOKEN),
+        };
         let nanos = excess.div_ceil(u128::from(self.rate));
         self.at.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
+}
+
+/// What a fleet's store is told of the tokens of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::provider) struct Asked {
+    /// Taken since this was last asked for.
+    pub(in crate::provider) spent: u64,
+    pub(in crate::provider) holds: u64,
+    pub(in crate::provider) owes: u64,
+    /// All that waits, and the first of it.
+    pub(in crate::provider) waiting: u64,
+    pub(in crate::provider) first: u64,
 }
 
 /// Names one waiter, never used twice.
@@ -120,7 +177,7 @@ pub(super) enum Claim {
 }
 
 /// The bucket and its lines.
-pub(super) struct Flow {
+pub(in crate::provider) struct Flow {
     pub(super) bucket: Bucket,
     lines: [Line; 2],
     /// Served, but not told yet: their tokens are taken.
@@ -146,6 +203,40 @@ impl Flow {
     pub(super) fn configure(&mut self, rate: u64, burst: u64, bound: usize, age: Duration) {
         self.bucket.configure(rate, burst);
         (self.bound, self.age) = (bound, age);
+    }
+
+    /// What there is and what is needed, for a fleet that shares the rate.
+    pub(in crate::provider) fn look(&mut self, now: Time) -> Asked {
+        self.bucket.pay_back(now);
+        let waiting = self.lines.iter().map(Line::tokens).sum::<u128>();
+        let first = self.next(now).and_then(|next| {
+            let waiter = self.lines[next.class as usize].waiters.get(&next.number)?;
+            Some(waiter.cost)
+        });
+        let wallet = self.bucket.wallet.unwrap_or_default();
+        Asked {
+            spent: mem::take(&mut self.bucket.spent),
+            holds: wallet.holds(now),
+            owes: wallet.owes(),
+            waiting: u64::try_from(waiting).unwrap_or(u64::MAX),
+            first: first.unwrap_or_default().min(self.bucket.burst),
+        }
+    }
+
+    /// Takes out what is not needed.
+    pub(in crate::provider) fn surplus(&mut self, now: Time, keep: u64) -> u64 {
+        self.bucket.wallet.as_mut().map_or(0, |wallet| wallet.surplus(now, keep))
+    }
+
+    /// A chunk came; `share` is what this process may expect a minute.
+    pub(in crate::provider) fn fill(&mut self, now: Time, amount: u64, until: Time, share: u64) {
+        self.bucket.fill(now, amount, until);
+        self.bucket.rate = share.max(1);
+    }
+
+    /// The store is lost.
+    pub(in crate::provider) fn fend(&mut self, now: Time, share: u64) {
+        self.bucket.fend(now, share);
     }
 
     pub(super) fn waiting(&self) -> usize {

@@ -25,9 +25,11 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    pub(super) fn new(settings: &ProviderSettings) -> Self {
+    /// `shared`: what there is comes from the fleet's store.
+    pub(super) fn new(settings: &ProviderSettings, shared: bool) -> Self {
         let (rate, burst) = limits(settings);
-        let flow = Flow::new(Bucket::new(rate, burst), settings.queue, settings.batch_age);
+        let bucket = if shared { Bucket::shared(rate, burst) } else { Bucket::new(rate, burst) };
+        let flow = Flow::new(bucket, settings.queue, settings.batch_age);
         Tokens { limited: settings.tokens_per_minute.is_some().into(), flow: Mutex::new(flow) }
     }
 
@@ -43,7 +45,7 @@ impl Tokens {
     }
 
     /// Changes the flow, serves whom that makes room for, and wakes them after the lock.
-    fn change<R>(&self, now: Time, change: impl FnOnce(&mut Flow) -> R) -> R {
+    pub(super) fn change<R>(&self, now: Time, change: impl FnOnce(&mut Flow) -> R) -> R {
         let (result, wakers) = {
             let mut flow = lock(&self.flow);
             let result = change(&mut flow);
@@ -229,6 +231,7 @@ impl<S: Clone, Req> TokenWait<S, Req> {
             if least <= wait.until { flow.join(now, wait.class, cost) } else { None }
         };
         // Full, or in vain.
+        core.demand();
         let ticket = ticket.ok_or_else(|| provider.no_tokens(now, cost, &wait))?;
         handover::mark_queued(handover::address(core));
         Ok(Box::new(TokenWait {

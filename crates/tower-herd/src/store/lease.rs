@@ -1,0 +1,446 @@
+//! What one process holds of one provider: pure, fed with instants of the lease's clock.
+//!
+//! The rules, and what each of them is for, are in the documentation of [the module](super): bind to less
+//! first and tell then; never hold more by a reply that is not new; count a lease from before its report was
+//! sent.
+
+use super::{Epoch, FleetSettings, Grant, HolderId, News, Outage, Report};
+use crate::{Time, random::Random};
+use std::{collections::VecDeque, time::Duration};
+
+/// A slot that was given is kept for at least so long, however short calls are: or it would only travel.
+const TENURE: Duration = Duration::from_millis(250);
+/// Between two reports at the least.
+const APART: Duration = Duration::from_millis(2);
+/// Who needs more asks within this time.
+const SOON: Duration = Duration::from_millis(20);
+/// Who lacks slots and was told that there are none asks again so much later, give or take a half: wake-ups
+/// carry the rest.
+const POLL: Duration = Duration::from_millis(650);
+/// The most reports at once; over time it is two a second.
+const BURST: u32 = 8;
+const EVERY: Duration = Duration::from_millis(500);
+/// For so long the most that was needed is remembered.
+const LATELY: Duration = Duration::from_secs(3);
+/// Lives of the book that are over.
+const DEAD: usize = 32;
+/// News that could not be told are kept up to this many; the oldest go first.
+const NEWS: usize = 256;
+
+/// What is in the gate of a provider, and who waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) cap: u32,
+    pub(crate) busy: u32,
+    pub(crate) waiting: u32,
+}
+
+impl Load {
+    fn need(&self) -> u32 {
+        self.busy.saturating_add(self.waiting)
+    }
+}
+
+/// What a process binds itself to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bond {
+    pub(crate) cap: u32,
+    /// It falls to this as calls end.
+    pub(crate) shed: Option<u32>,
+}
+
+/// How a process stands with its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeaseState {
+    /// It has not been answered yet.
+    Joining,
+    /// It holds a lease.
+    Held,
+    /// The store is new, or was silent: what is held is held, nobody is given more.
+    Learning,
+    /// The lease has run out unrenewed: the [`Outage`] policy is in force.
+    Lost,
+}
+
+#[derive(Debug)]
+pub(crate) struct Lease {
+    me: HolderId,
+    settings: FleetSettings,
+    random: Random,
+    seq: u64,
+    /// Under way: its number, and when it was sent.
+    sent: Option<(u64, Time)>,
+    epoch: Option<Epoch>,
+    dead: VecDeque<Epoch>,
+    version: u64,
+    /// Until when what is held may be used.
+    use_by: Time,
+    lapsed: bool,
+    safe: u32,
+    /// Until when `safe` may be.
+    safe_until: Time,
+    target: u32,
+    contended: bool,
+    turns: bool,
+    learning: bool,
+    /// What was told of `need` last, and of what is held.
+    told: u32,
+    told_held: u32,
+    /// All that this process may have for now it has.
+    satisfied: bool,
+    given_at: Time,
+    peaks: VecDeque<(Time, u32)>,
+    renew_at: Time,
+    poll_at: Time,
+    again_at: Option<Time>,
+    last_send: Time,
+    /// It is to be sent at once.
+    urgent: bool,
+    allowance: u32,
+    allowed_at: Time,
+    news: VecDeque<(News, Option<u64>)>,
+    failures: u32,
+    pub(crate) members: u32,
+    pub(crate) weights: u64,
+    pub(crate) ceiling: u32,
+    pub(crate) exchanges: u64,
+    pub(crate) errors: u64,
+}
+
+impl Lease {
+    pub(crate) fn new(me: HolderId, settings: FleetSettings, mut random: Random, now: Time) -> Self {
+        let first = now.saturating_add(random.up_to(SOON));
+        Lease {
+            me,
+            settings,
+            random,
+            seq: 0,
+            sent: None,
+            epoch: None,
+            dead: VecDeque::new(),
+            version: 0,
+            use_by: Time::ZERO,
+            lapsed: true,
+            safe: 0,
+            safe_until: Time::ZERO,
+            target: 0,
+            contended: false,
+            turns: false,
+            learning: false,
+            told: 0,
+            told_held: 0,
+            satisfied: false,
+            given_at: Time::ZERO,
+            peaks: VecDeque::new(),
+            renew_at: first,
+            poll_at: first,
+            again_at: None,
+            last_send: Time::ZERO,
+            urgent: false,
+            allowance: BURST,
+            allowed_at: now,
+            news: VecDeque::new(),
+            failures: 0,
+            members: 1,
+            weights: 1,
+            ceiling: 0,
+            exchanges: 0,
+            errors: 0,
+        }
+    }
+
+    pub(crate) fn settings(&self) -> &FleetSettings {
+        &self.settings
+    }
+
+    pub(crate) fn state(&self, now: Time) -> LeaseState {
+        match self.epoch {
+            _ if now < self.use_by && self.learning => LeaseState::Learning,
+            _ if now < self.use_by => LeaseState::Held,
+            None => LeaseState::Joining,
+            Some(_) => LeaseState::Lost,
+        }
+    }
+
+    /// From when on [`lapse`](Self::lapse) has to be asked before a call is admitted.
+    pub(crate) fn use_by(&self) -> Time {
+        match (self.lapsed, self.settings.outage) {
+            (false, _) => self.use_by,
+            (true, Outage::Local(_)) => Time::MAX,
+            (true, _) if self.safe > 0 => self.safe_until,
+            (true, _) => Time::MAX,
+        }
+    }
+
+    /// What it is bound to now that its lease has run out; none if it has not.
+    pub(crate) fn lapse(&mut self, now: Time, load: Load) -> Option<Bond> {
+        if now < self.use_by {
+            return None;
+        }
+        self.lapsed = true;
+        let cap = match self.settings.outage {
+            // (A process that was never answered has a share of nothing.)
+            Outage::Local(slots) => slots,
+            Outage::Keep(_) if now < self.safe_until => load.cap.min(self.safe),
+            Outage::Keep(_) | Outage::Stop => {
+                self.safe = 0;
+                0
+            }
+        };
+        Some(Bond { cap, shed: None })
+    }
+
+    pub(crate) fn is_lapsed(&self) -> bool {
+        self.lapsed
+    }
+
+    /// More is needed than is held, a slot was shed, or others must know of something.
+    pub(crate) fn hurry(&mut self) {
+        self.urgent = true;
+    }
+
+    /// Tells the others with the next report. Those that nobody can wait for go at once.
+    pub(crate) fn tell(&mut self, news: News) {
+        let urgent = !matches!(news, News::Ramped { .. } | News::Quota { .. });
+        match (&news, self.news.back_mut()) {
+            // Many refusals of one event are one piece of news.
+            (
+                News::Throttled { generation, calls, wait },
+                Some((News::Throttled { generation: g, calls: c, wait: w }, None)),
+            ) if g == generation => {
+                *c = c.saturating_add(*calls);
+                *w = (*w).max(*wait);
+            }
+            _ => {
+                if self.news.len() >= NEWS {
+                    self.news.pop_front();
+                }
+                self.news.push_back((news, None));
+            }
+        }
+        self.urgent |= urgent;
+    }
+
+    /// When the next report is to be sent. None while one is under way.
+    pub(crate) fn due(&mut self, now: Time, load: Load) -> Option<Time> {
+        if self.sent.is_some() {
+            return None;
+        }
+        let need = load.need();
+        let lacks = need > load.cap && !(self.lapsed && self.failures > 0);
+        let mut at = self.renew_at;
+        if lacks {
+            let again = self.again_at.unwrap_or(self.poll_at).min(self.poll_at);
+            let soon = self.last_send.saturating_add(SOON);
+            at = at.min(if self.satisfied || need <= self.told { again } else { soon.min(again) });
+        }
+        if self.urgent {
+            at = now;
+        }
+        if let Some(tenure) = self.shed_at(load) {
+            at = at.min(tenure);
+        }
+        self.refill(now);
+        if self.allowance == 0 {
+            at = at.max(self.allowed_at.saturating_add(EVERY));
+        }
+        Some(at.max(self.last_send.saturating_add(APART)))
+    }
+
+    /// When slots that others need are to be given back, if that is still to come.
+    fn shed_at(&self, load: Load) -> Option<Time> {
+        let sheds = self.contended && load.cap > self.target.max(load.busy);
+        sheds.then(|| self.given_at.saturating_add(TENURE))
+    }
+
+    fn refill(&mut self, now: Time) {
+        let steps = now.saturating_since(self.allowed_at).as_nanos() / EVERY.as_nanos();
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+        if steps > 0 {
+            self.allowance = self.allowance.saturating_add(steps).min(BURST);
+            self.allowed_at = self.allowed_at.saturating_add(EVERY.saturating_mul(steps));
+            if self.allowance == BURST {
+                self.allowed_at = now;
+            }
+        }
+    }
+
+    /// What it binds itself to before it says what it holds.
+    pub(crate) fn bind(&mut self, now: Time, load: Load, paused: bool) -> Bond {
+        let need = load.need();
+        self.peaks.retain(|(at, _)| now.saturating_since(*at) < LATELY);
+        self.peaks.push_back((now, need));
+        let keep = match (paused, self.contended) {
+            // After a pause all begin from what is in service.
+            (true, _) => load.busy,
+            (false, true) if self.tenured(now) => need.min(self.target),
+            (false, true) => need,
+            (false, false) => self.headroom(),
+        };
+        let cap = if self.lapsed { load.cap } else { load.cap.min(keep.max(load.busy)) };
+        Bond { cap, shed: self.shed(now) }
+    }
+
+    fn tenured(&self, now: Time) -> bool {
+        now >= self.given_at.saturating_add(TENURE)
+    }
+
+    fn shed(&self, now: Time) -> Option<u32> {
+        if self.lapsed || !self.contended || !self.tenured(now) {
+            return None;
+        }
+        Some(if self.turns { 0 } else { self.target })
+    }
+
+    fn headroom(&self) -> u32 {
+        let peak = self.peaks.iter().map(|(_, need)| *need).max().unwrap_or_default();
+        peak.saturating_add(1)
+    }
+
+    /// The report of a process that is bound as `load` says: the caller fills in limits, rates and counts.
+    pub(crate) fn report(&mut self, now: Time, load: Load, offer: Epoch) -> Report {
+        self.seq += 1;
+        self.refill(now);
+        self.allowance = self.allowance.saturating_sub(1);
+        self.sent = Some((self.seq, now));
+        self.last_send = now;
+        self.urgent = false;
+        self.again_at = None;
+        let renew = self.settings.renew;
+        let early = self.random.up_to(renew / 5);
+        self.renew_at = now.saturating_add(renew.saturating_mul(11) / 10).saturating_sub(early);
+        self.poll_at = now.saturating_add(POLL / 2).saturating_add(self.random.up_to(POLL));
+        let need = load.need();
+        (self.told, self.told_held) = (need, load.cap.max(load.busy));
+        let (seq, headroom) = (self.seq, self.headroom());
+        let news = self.news.iter_mut().map(|(news, told)| {
+            told.get_or_insert(seq);
+            news.clone()
+        });
+        Report {
+            label: self.settings.label.clone(),
+            seq,
+            epoch: self.epoch,
+            version: self.version,
+            held: self.told_held,
+            busy: load.busy,
+            need,
+            headroom,
+            weight: self.settings.weight,
+            terms: self.settings.terms(),
+            news: news.collect(),
+            ..Report::new(self.me, offer)
+        }
+    }
+
+    /// The answer to the report under way. What it is bound to then; none: as before. Whether the rest of the
+    /// grant is to be taken in.
+    pub(crate) fn granted(&mut self, now: Time, load: Load, grant: &Grant) -> (Option<Bond>, bool) {
+        let Some((seq, sent)) = self.sent.take() else { return (None, false) };
+        self.exchanges += 1;
+        self.failures = 0;
+        if self.dead.contains(&grant.epoch) {
+            return (None, false);
+        }
+        if !grant.stale {
+            // The store has seen all up to here.
+            self.news.retain(|(_, told)| told.is_none_or(|told| told > seq));
+        }
+        let lease = sent.saturating_add(self.settings.lease());
+        let mut cap = if now >= self.use_by { load.cap.min(load.busy) } else { load.cap };
+        if self.epoch != Some(grant.epoch) {
+            let first = self.epoch.is_none();
+            if let Some(old) = self.epoch.replace(grant.epoch) {
+                self.dead.push_back(old);
+                if self.dead.len() > DEAD {
+                    self.dead.pop_front();
+                }
+            }
+            self.version = grant.version;
+            if grant.stale {
+                return (None, false);
+            }
+            cap = if first || grant.learning == 0 { grant.slots } else { cap.min(grant.slots) };
+        } else if grant.version > self.version {
+            self.version = grant.version;
+            cap = grant.slots;
+        } else if grant.version == self.version {
+            cap = cap.min(grant.slots);
+        } else {
+            return (None, false);
+        }
+        if grant.stale {
+            return (Some(Bond { cap, shed: self.shed(now) }), false);
+        }
+        if cap > load.cap {
+            self.given_at = now;
+        }
+        self.use_by = self.use_by.max(lease);
+        self.lapsed = now >= self.use_by;
+        self.safe = grant.safe;
+        self.safe_until = lease.saturating_add(self.settings.grace);
+        (self.target, self.contended, self.turns) = (grant.target, grant.contended, grant.turns);
+        self.learning = grant.learning > 0;
+        self.satisfied = grant.target <= grant.slots && grant.target < self.told;
+        self.again_at = grant.again.map(|wait| now.saturating_add(Duration::from_millis(wait)));
+        (self.members, self.weights) = (grant.members.max(1), grant.weights.max(1));
+        self.ceiling = grant.ceiling;
+        if self.lapsed {
+            // It took so long that it is worth nothing.
+            cap = load.cap.min(load.busy);
+        } else if self.contended && self.tenured(now) {
+            cap = cap.min(self.target.max(load.busy));
+        }
+        // What was told to be held, and is not any more, is others': they should not wait for a renewal.
+        let gives = self.told_held > cap.max(load.busy);
+        self.urgent |= self.contended && gives;
+        (Some(Bond { cap, shed: self.shed(now) }), true)
+    }
+
+    /// The report under way came to nothing, as far as one can tell.
+    pub(crate) fn failed(&mut self, now: Time) {
+        self.sent = None;
+        self.errors += 1;
+        self.failures = self.failures.saturating_add(1);
+        // Who is about to lose the lease asks in time; who has lost it need not ask often.
+        let exponent = self.failures.min(4).saturating_sub(1);
+        let wait = (self.settings.renew / 4).saturating_mul(1 << exponent).min(self.settings.renew);
+        let wait = wait.saturating_add(self.random.up_to(wait / 2));
+        self.renew_at = now.saturating_add(wait);
+        self.poll_at = self.renew_at;
+        self.urgent = false;
+    }
+
+    pub(crate) fn holder(&self) -> HolderId {
+        self.me
+    }
+
+    /// Whether something like this is still to be told, or its telling was not confirmed.
+    pub(crate) fn knows_of(&self, is: impl Fn(&News) -> bool) -> bool {
+        self.news.iter().any(|(news, _)| is(news))
+    }
+
+    /// Whether its slots may have been given to others by now.
+    pub(crate) fn is_reclaimed(&self, now: Time) -> bool {
+        let settings = &self.settings;
+        // (By the store's clock that is a little later; this is the careful side.)
+        let after = settings.longest_call().saturating_add(settings.margin());
+        self.use_by > Time::ZERO && now >= self.use_by.saturating_add(after)
+    }
+
+    /// Slots that it may go on with in spite of that.
+    pub(crate) fn safe(&self, now: Time) -> u32 {
+        if now < self.safe_until { self.safe } else { 0 }
+    }
+
+    /// What is told of the rate in an outage: its share of `per_minute`.
+    pub(crate) fn share(&self, per_minute: u64) -> u64 {
+        (per_minute.saturating_mul(u64::from(self.settings.weight)) / self.weights.max(1)).max(1)
+    }
+
+    /// How long its lease lasts without another renewal.
+    pub(crate) fn left(&self, now: Time) -> Duration {
+        self.use_by.saturating_since(now)
+    }
+}
