@@ -210,6 +210,42 @@ fn loom_shrink_and_grow_while_out() {
     model(3, shrink_and_grow);
 }
 
+/// The bound falls with the slots that are given back: however that meets a call that wants to enter, what
+/// this process may have in flight is never more than what it was said to hold.
+fn shed_while_in_use() {
+    let gate = gate(2);
+    assert!(gate.try_acquire() && gate.try_acquire());
+    let others = Arc::new(AtomicUsize::new(0));
+    let (leaving, given) = (gate.clone(), others.clone());
+    let leaving = thread::spawn(move || {
+        if leaving.release() {
+            given.fetch_add(1, SeqCst);
+        }
+        // Somebody new: only where the bound has not fallen yet.
+        if leaving.try_admit(Time::ZERO).is_ok() && leaving.release() {
+            given.fetch_add(1, SeqCst);
+        }
+    });
+    let held = gate.bind(|_, here, _| Bound { cap: here.cap, shed: Some(0) });
+    let claimed = held.cap.max(held.busy);
+    assert!(gate.busy() <= claimed, "more than was told");
+    if gate.release() {
+        others.fetch_add(1, SeqCst);
+    }
+    leaving.join().unwrap();
+    let (here, _) = gate.bound();
+    assert_eq!((here.cap, here.busy), (0, 0), "all went back");
+    // Whoever saw the bound fall tells the fleet; that it was told of none would leave others waiting.
+    assert!(others.load(SeqCst) >= 1 || claimed == 0, "nobody told");
+    gate.set_cap(2);
+    all_out(&gate);
+}
+
+#[test]
+fn loom_bound_falls_with_the_calls() {
+    model(3, shed_while_in_use);
+}
+
 /// After the flag was raised nobody takes the fast path, and nobody sleeps on
 /// when it falls.
 fn toggle_slow() {
@@ -305,7 +341,11 @@ fn two_gates() {
     assert!(once(&mut places[1]).is_none());
     let behind = thread::spawn(move || drop(block_on(acquire(&behind))));
     let releasing = gates.clone();
-    let releasing = thread::spawn(move || releasing.iter().for_each(|gate| gate.release()));
+    let releasing = thread::spawn(move || {
+        releasing.iter().for_each(|gate| {
+            gate.release();
+        })
+    });
     let served = block_on(std::future::poll_fn(|cx| {
         for place in &mut places {
             if let Poll::Ready(permit) = Pin::new(place).poll(cx) {
