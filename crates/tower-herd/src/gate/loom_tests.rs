@@ -96,7 +96,7 @@ fn once<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
         Poll::Ready(match Pin::new(&mut *future).poll(cx) {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
-        })
+        });
     }))
 }
 
@@ -344,7 +344,7 @@ fn two_gates() {
     let releasing = thread::spawn(move || {
         releasing.iter().for_each(|gate| {
             gate.release();
-        })
+        });
     });
     let served = block_on(std::future::poll_fn(|cx| {
         for place in &mut places {

@@ -28,6 +28,8 @@ mod clock;
 mod error;
 mod grant;
 mod lease;
+mod ledger;
+mod memory;
 mod report;
 mod settings;
 
@@ -35,6 +37,9 @@ pub use crate::provider::LeaseStatus;
 pub use error::{StoreError, StoreErrorKind};
 pub use grant::{Chunk, Grant, Leave, Opened, ScopeGrant, SharedPause};
 pub use lease::LeaseState;
+#[doc(hidden)]
+pub use ledger::{Ledger, Wakes};
+pub use memory::MemoryStore;
 pub use report::{Epoch, HolderId, Limits, News, Quantity, RateLimit, RateReport, Report, Terms};
 pub use settings::{FleetSettings, FleetSettingsError, Outage};
 
