@@ -2,16 +2,20 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering::SeqCst},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
 };
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_herd::{
-    ClassifyLayer, Fleet, FleetLimitLayer, Provider, ProviderSettings, RetryAfterLayer, TaskLayer,
-    store::{FleetSettings, LeaseState, MemoryStore},
+    Alert, BreakerLayer, BreakerSettings, ClassifyLayer, Fleet, FleetLimitLayer, Provider, ProviderSettings,
+    Refusal, RefusalKind, RetryAfterLayer, TaskLayer,
+    store::{
+        Exchange, FleetSettings, FleetStore, LeaseState, Listen, MemoryStore, Outage, Report, StoreError,
+        StoreErrorKind, Wake,
+    },
 };
 
 type Request = http::Request<String>;
@@ -31,6 +35,38 @@ struct Counts {
 }
 
 struct Flight(Counter);
+
+/// A store that can be lost.
+#[derive(Clone)]
+struct Line {
+    store: MemoryStore,
+    down: Arc<AtomicBool>,
+    deaf: bool,
+}
+
+impl Line {
+    fn new(store: &MemoryStore) -> Self {
+        Line { store: store.clone(), down: Arc::default(), deaf: false }
+    }
+    fn cut(&self, down: bool) {
+        self.down.store(down, SeqCst);
+    }
+}
+
+impl FleetStore for Line {
+    fn exchange<'a>(&'a self, provider: &'a str, report: &'a Report) -> Exchange<'a> {
+        Box::pin(async move {
+            sleep(MS(1)).await;
+            if self.down.load(SeqCst) {
+                return Err(StoreError::from(StoreErrorKind::Unreachable));
+            }
+            self.store.exchange(provider, report).await
+        })
+    }
+    fn listen<'a>(&'a self, wakes: &'a (dyn Fn(Wake<'_>) + Send + Sync)) -> Listen<'a> {
+        if self.deaf { Box::pin(std::future::pending()) } else { self.store.listen(wakes) }
+    }
+}
 
 impl Counter {
     fn begin(&self) -> Flight {
@@ -53,7 +89,7 @@ impl Drop for Flight {
     }
 }
 
-fn process(store: &MemoryStore, seed: u64, settings: FleetSettings) -> Fleet {
+fn process(store: &(impl FleetStore + Clone), seed: u64, settings: FleetSettings) -> Fleet {
     Fleet::shared(store.clone(), settings.on_this_runtime()).expect("valid settings").seed(seed)
 }
 
@@ -119,4 +155,305 @@ async fn processes_share_one_ceiling() {
     let rate = exchanges as f64 / 4.0 / took.as_secs_f64();
     eprintln!("{took:?}, {rate:.2} exchanges a second and process");
     assert!(rate <= 2.0, "{rate}");
+}
+
+fn configured(fleet: &Fleet, ceiling: u32) -> Provider {
+    fleet.configure("search", ProviderSettings::new().ceiling(ceiling)).expect("valid")
+}
+
+/// A stack whose provider answers what `answer` says, after 10 ms.
+fn answering<F: Fn() -> Response + Clone + Send + 'static>(
+    provider: &Provider,
+    answer: F,
+) -> impl Service<Request, Response: Send, Error = tower_herd::BoxError, Future: Send> + Clone + Send + use<F>
+{
+    ServiceBuilder::new()
+        .layer(TaskLayer::new().deadline(Duration::from_secs(600)))
+        .layer(RetryAfterLayer::new(provider))
+        .layer(FleetLimitLayer::new(provider))
+        .layer(ClassifyLayer::new(provider))
+        .service(service_fn(move |_: Request| {
+            let answer = answer();
+            async move {
+                sleep(MS(10)).await;
+                Ok::<_, std::io::Error>(answer)
+            }
+        }))
+}
+
+fn status(code: u16) -> Response {
+    http::Response::builder().status(code).body(String::new()).expect("valid")
+}
+
+fn throttled(seconds: u64) -> Response {
+    let builder = http::Response::builder().status(429).header("retry-after", seconds.to_string());
+    builder.body(String::new()).expect("valid")
+}
+
+// One process's wait is everybody's: at once where wake-ups come through, within a renewal where they do not.
+#[tokio::test(start_paused = true)]
+async fn a_retry_after_holds_every_process() {
+    for deaf in [false, true] {
+        let store = MemoryStore::new();
+        let line = Line { deaf, ..Line::new(&store) };
+        let providers: Vec<_> =
+            (0..3).map(|seed| configured(&process(&line, seed, FleetSettings::new()), 30)).collect();
+        sleep(MS(3000)).await;
+        answering(&providers[0], || throttled(20)).oneshot(Request::default()).await.expect("a reply");
+        let told = Instant::now();
+        sleep(MS(if deaf { 1200 } else { 50 })).await;
+        for provider in &providers {
+            let (until, _) = provider.paused_until().expect("paused");
+            let left = until - told;
+            assert!(left >= MS(20_000) && left <= MS(21_300), "{left:?}");
+        }
+        let waited = Instant::now();
+        answering(&providers[2], || status(200)).oneshot(Request::default()).await.expect("a reply");
+        assert!(waited.elapsed() >= MS(20_000 - 1200));
+        // An operator ends it for all.
+        providers[1].pause_for(MS(60_000));
+        sleep(MS(1200)).await;
+        assert!(providers.iter().all(|provider| provider.paused_until().is_some()));
+        providers[2].clear_pause();
+        sleep(MS(1200)).await;
+        assert!(providers.iter().all(|provider| provider.paused_until().is_none()), "{deaf}");
+    }
+}
+
+// A success of a call sent after the pause ends it for all.
+#[tokio::test(start_paused = true)]
+async fn a_scope_that_is_paused_is_paused_everywhere() {
+    let store = MemoryStore::new();
+    let providers: Vec<_> =
+        (0..3).map(|seed| configured(&process(&store, seed, FleetSettings::new()), 30)).collect();
+    sleep(MS(3000)).await;
+    let large = providers[0].scope("large");
+    answering(&large, || throttled(30)).oneshot(Request::default()).await.expect("a reply");
+    sleep(MS(50)).await;
+    assert!(providers[1].scope("large").paused_until().is_some());
+    assert!(providers[1].paused_until().is_none() && providers[1].scope("small").paused_until().is_none());
+}
+
+// PrefectHQ/prefect#20251, inngest/inngest#3733: a lease that has run out is worth nothing, and is no error of the
+// provider either.
+#[tokio::test(start_paused = true)]
+async fn the_outage_policy_holds_when_the_store_is_lost() {
+    let cases = [
+        (Outage::Stop, 0, 0, 0),
+        // 10 slots, 2 processes: half of an equal share of 5.
+        (Outage::Keep(0.5), 2, 2, 0),
+        (Outage::Keep(0.0), 0, 0, 0),
+        (Outage::Local(3), 3, 3, 3),
+    ];
+    for (outage, at_first, after, overshoot) in cases {
+        let store = MemoryStore::new();
+        let line = Line::new(&store);
+        let settings = FleetSettings::new().outage(outage).grace(MS(30_000));
+        let providers: Vec<_> =
+            (0..2).map(|seed| configured(&process(&line, seed, settings.clone()), 10)).collect();
+        let counter = Counter::default();
+        let mut tasks = Vec::new();
+        for provider in &providers {
+            for _ in 0..8 {
+                tasks.push(tokio::spawn(calls(provider.clone(), counter.clone(), MS(500), 1000)));
+            }
+        }
+        sleep(MS(5000)).await;
+        assert_eq!(counter.0.now.load(SeqCst), 10);
+        line.cut(true);
+        sleep(MS(6000)).await;
+        assert_eq!(counter.0.now.load(SeqCst), 10, "{outage:?}: six renewals may fail");
+        sleep(MS(3000)).await;
+        let lease = providers[0].lease().expect("in a fleet");
+        assert_eq!((lease.state, lease.slots), (LeaseState::Lost, at_first), "{outage:?}");
+        assert!(counter.0.now.load(SeqCst) <= 2 * after, "{outage:?}");
+        sleep(MS(5000)).await;
+        let lease = providers[0].lease().expect("in a fleet");
+        assert_eq!((lease.slots, lease.overshoot_possible), (after, overshoot), "{outage:?}");
+        // The grace is over.
+        sleep(MS(25_000)).await;
+        let lease = providers[0].lease().expect("in a fleet");
+        assert_eq!(lease.slots, if outage == Outage::Local(3) { 3 } else { 0 }, "{outage:?}");
+        let calls = counter.calls();
+        line.cut(false);
+        sleep(MS(14_000)).await;
+        assert_eq!(counter.0.now.load(SeqCst), 10, "{outage:?}: back to full use");
+        assert!(counter.calls() > calls && counter.most() <= 10, "{outage:?} {}", counter.most());
+        tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+// Those who wait are told when it ends, and what for: never that the provider failed.
+#[tokio::test(start_paused = true)]
+async fn until_the_store_has_answered_nobody_is_admitted() {
+    let line = Line::new(&MemoryStore::new());
+    line.cut(true);
+    let provider = configured(&process(&line, 1, FleetSettings::new()), 10);
+    let service = ServiceBuilder::new()
+        .layer(FleetLimitLayer::new(&provider).patience(MS(300)))
+        .layer(ClassifyLayer::new(&provider))
+        .service(service_fn(|_: Request| async { Ok::<_, std::io::Error>(status(200)) }));
+    let error = service.clone().oneshot(Request::default()).await.err().expect("refused");
+    assert_eq!(Refusal::find(&*error).map(|refusal| refusal.kind), Some(RefusalKind::NoSlot));
+    assert_eq!(provider.lease().expect("in a fleet").state, LeaseState::Joining);
+    line.cut(false);
+    sleep(MS(2000)).await;
+    assert!(service.oneshot(Request::default()).await.is_ok());
+}
+
+// rust-lang/rust#87906, #79462: the machine slept, and others have its slots by now.
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_slept_has_no_lease() {
+    let store = MemoryStore::new();
+    let line = Line::new(&store);
+    let (slept, clock) = (Arc::new(AtomicU64::new(0)), Instant::now());
+    let behind = slept.clone();
+    let settings = FleetSettings::new()
+        .outage(Outage::Stop)
+        .on_this_runtime()
+        .lease_clock(move || clock.elapsed() + Duration::from_secs(behind.load(SeqCst)));
+    let fleet = Fleet::shared(line.clone(), settings).expect("valid");
+    let provider = configured(&fleet, 10);
+    sleep(MS(2000)).await;
+    let counter = Counter::default();
+    assert_eq!(calls(provider.clone(), counter.clone(), MS(10), 5).await, 5);
+    // The first call after it meets the old lease before anybody has renewed it.
+    line.cut(true);
+    slept.store(60, SeqCst);
+    let call = tokio::spawn(calls(provider.clone(), counter.clone(), MS(10), 1));
+    sleep(MS(400)).await;
+    assert_eq!((counter.calls(), provider.in_flight()), (5, 0));
+    line.cut(false);
+    assert_eq!(call.await.expect("no panic"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_gives_its_slots_back_at_once() {
+    let store = MemoryStore::new();
+    let fleets: Vec<_> = (0..2).map(|seed| process(&store, seed, FleetSettings::new())).collect();
+    let providers: Vec<_> = fleets.iter().map(|fleet| configured(fleet, 4)).collect();
+    let counter = Counter::default();
+    let first = tokio::spawn(calls(providers[0].clone(), counter.clone(), MS(200), 20));
+    let rest: Vec<_> =
+        (0..3).map(|_| tokio::spawn(calls(providers[0].clone(), counter.clone(), MS(200), 20))).collect();
+    sleep(MS(2000)).await;
+    assert_eq!(providers[0].lease().expect("in a fleet").slots, 4);
+    first.await.expect("no panic");
+    for task in rest {
+        task.await.expect("no panic");
+    }
+    fleets[0].leave().await;
+    assert_eq!(providers[0].lease().expect("in a fleet").slots, 0);
+    let begin = Instant::now();
+    let tasks: Vec<_> =
+        (0..4).map(|_| tokio::spawn(calls(providers[1].clone(), counter.clone(), MS(200), 1))).collect();
+    for task in tasks {
+        assert_eq!(task.await.expect("no panic"), 1);
+    }
+    assert!(begin.elapsed() < MS(600), "{:?}", begin.elapsed());
+    // Dropped, it does the same by itself.
+    drop((providers, fleets));
+    sleep(MS(100)).await;
+    let last = configured(&process(&store, 9, FleetSettings::new()), 4);
+    sleep(MS(1500)).await;
+    assert_eq!(last.lease().expect("in a fleet").members, 1);
+}
+
+/// Law 6: one prober and one alert over the fleet; it opens and closes for all.
+#[tokio::test(start_paused = true)]
+async fn one_breaker_for_all() {
+    let store = MemoryStore::new();
+    let alerts = Arc::new(Mutex::new(Vec::<Alert>::new()));
+    let healthy = Arc::new(AtomicBool::new(false));
+    let (calls, flying, most) =
+        (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = Vec::new();
+    let mut providers = Vec::new();
+    for seed in 0..10 {
+        let fleet = process(&store, seed, FleetSettings::new());
+        let provider = configured(&fleet, 50);
+        let told = alerts.clone();
+        let settings = BreakerSettings::strict();
+        let layer = BreakerLayer::new(&provider).settings(settings).expect("valid").on_alert(move |alert| {
+            told.lock().expect("no panic").push(alert.clone());
+        });
+        let (healthy, calls, flying, most) = (healthy.clone(), calls.clone(), flying.clone(), most.clone());
+        let service = ServiceBuilder::new()
+            .layer(layer)
+            .layer(FleetLimitLayer::new(&provider))
+            .layer(ClassifyLayer::new(&provider))
+            .service(service_fn(move |_: Request| {
+                let ok = healthy.load(SeqCst);
+                calls.fetch_add(1, SeqCst);
+                most.fetch_max(flying.fetch_add(1, SeqCst) + 1, SeqCst);
+                let flying = flying.clone();
+                async move {
+                    sleep(MS(100)).await;
+                    flying.fetch_sub(1, SeqCst);
+                    Ok::<_, std::io::Error>(status(if ok { 200 } else { 500 }))
+                }
+            }));
+        providers.push(provider);
+        tasks.push(tokio::spawn(async move {
+            sleep(MS(3000 + 7 * seed)).await;
+            loop {
+                drop(service.clone().oneshot(Request::default()).await);
+                sleep(MS(100)).await;
+            }
+        }));
+    }
+    sleep(MS(6000)).await;
+    let open = calls.load(SeqCst);
+    assert!(open <= 10 * 8, "{open} calls until it was open for all");
+    assert_eq!(alerts.lock().expect("no panic").len(), 1, "one alert");
+    most.store(0, SeqCst);
+    sleep(MS(120_000)).await;
+    let probes = calls.load(SeqCst) - open;
+    assert!((3..=24).contains(&probes), "{probes} probes in two minutes, of ten processes");
+    assert_eq!(most.load(SeqCst), 1, "one at a time");
+    healthy.store(true, SeqCst);
+    sleep(MS(35_000)).await;
+    for provider in &providers {
+        assert!(provider.paused_until().is_none(), "closed for all: {provider:?}");
+    }
+    assert_eq!(alerts.lock().expect("no panic").len(), 1);
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+// bucket4j/bucket4j#501, envoyproxy/envoy#36478: what all processes together send in any time is the rate, and the
+// burst, and not that times the processes.
+#[tokio::test(start_paused = true)]
+async fn requests_a_minute_are_those_of_the_fleet() {
+    let store = MemoryStore::new();
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for seed in 0..5 {
+        let fleet = process(&store, seed, FleetSettings::new());
+        let settings = ProviderSettings::new().ceiling(100).requests_per_minute(600);
+        let provider = fleet.configure("search", settings).expect("valid");
+        for _ in 0..10 {
+            let (provider, sent) = (provider.clone(), sent.clone());
+            tasks.push(tokio::spawn(async move {
+                let service = answering(&provider, move || {
+                    sent.lock().expect("no panic").push(Instant::now());
+                    status(200)
+                });
+                loop {
+                    drop(service.clone().oneshot(Request::default()).await);
+                }
+            }));
+        }
+    }
+    sleep(MS(60_000)).await;
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    let sent = sent.lock().expect("no panic").clone();
+    // 10 a second, at most 20 at once, and chunks are good for 2 s.
+    for (i, first) in sent.iter().enumerate() {
+        for window in [1, 5, 30] {
+            let many =
+                sent[i..].iter().take_while(|at| **at - *first < Duration::from_secs(window)).count() as u64;
+            assert!(many <= 10 * (window + 2) + 20, "{many} in {window} s");
+        }
+    }
+    assert!(sent.len() >= 540, "{} of 600", sent.len());
 }
