@@ -189,6 +189,8 @@ pub mod refusal;
 pub mod retry;
 #[cfg(feature = "retry-after")]
 pub mod retry_after;
+#[cfg(feature = "retry-token")]
+pub mod retry_token;
 pub mod safety;
 pub mod signal;
 #[cfg(feature = "spend")]

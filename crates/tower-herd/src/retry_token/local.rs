@@ -1,0 +1,263 @@
+//! Tokens in the memory of one process.
+
+use super::{Claim, Grant, HolderId, RetryTokens, Schedule, Token, Wait, WaitCause};
+use crate::{
+    Clock, Key, Time,
+    random::{Random, Seeds},
+};
+use std::{
+    collections::{BTreeSet, HashMap, hash_map::Entry},
+    convert::Infallible,
+    fmt,
+    hash::{BuildHasherDefault, Hasher},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+const SHARDS: usize = 16;
+
+/// Tokens in the memory of **this process**: right for one process, and for no more than that. Two processes with a
+/// `LocalTokens` each run every job twice as often as one. A handle: clones are the same tokens.
+///
+/// The clock is tokio's, so a test with a paused one moves it. Memory is bounded: by default 65,536 tokens, of about a
+/// hundred bytes each. One too many takes the place of the one that has been open longest. Where all are
+/// live, a key that is not known waits ([`WaitCause::Full`]): who is refused by a full table is safe, who passes one is
+/// not. (A job's first attempt still runs: the layer sees to it.)
+#[derive(Clone)]
+pub struct LocalTokens(Arc<Shared>);
+
+struct Shared {
+    clock: Clock,
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+struct Shard {
+    random: Random,
+    limit: usize,
+    tokens: HashMap<Key, Stored, BuildHasherDefault<Hashed>>,
+    // By when they open, so that the oldest is found at once.
+    order: BTreeSet<(Time, Key)>,
+}
+
+#[derive(Clone, Copy)]
+struct Stored {
+    not_before: Time,
+    streak: u32,
+    holder: HolderId,
+}
+
+/// A key is a hash already.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = Key::from(bytes).get();
+    }
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key;
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Default for LocalTokens {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LocalTokens {
+    /// At most 65,536 tokens.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_limit(65_536)
+    }
+
+    /// At most so many tokens, rounded up to a multiple of 16.
+    #[must_use]
+    pub fn with_limit(limit: usize) -> Self {
+        Self::build(limit, &Seeds::from_entropy())
+    }
+
+    /// The same with a fixed seed, for tests: jitter and holders repeat.
+    #[must_use]
+    pub fn seeded(limit: usize, seed: u64) -> Self {
+        Self::build(limit, &Seeds::from_seed(seed))
+    }
+
+    fn build(limit: usize, seeds: &Seeds) -> Self {
+        let limit = limit.div_ceil(SHARDS).max(1);
+        let shards = std::array::from_fn(|_| {
+            Mutex::new(Shard {
+                random: seeds.session(),
+                limit,
+                tokens: HashMap::default(),
+                order: BTreeSet::new(),
+            })
+        });
+        LocalTokens(Arc::new(Shared { clock: Clock::new(), shards }))
+    }
+
+    /// Tokens now, live and open.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.shards.iter().map(|shard| lock(shard).tokens.len()).sum()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
+        // The map below uses the lower bits.
+        lock(&self.0.shards[(key.get() >> 60) as usize % SHARDS])
+    }
+
+    pub(crate) fn claim_now(&self, key: &str, schedule: &Schedule) -> Claim {
+        let key = Key::from(key);
+        let mut shard = self.shard(key);
+        let now = self.0.clock.now();
+        shard.claim(key, schedule, now)
+    }
+
+    pub(crate) fn extend_now(&self, key: &str, holder: HolderId, at_least: Duration) -> bool {
+        let key = Key::from(key);
+        let mut shard = self.shard(key);
+        let until = self.0.clock.now().saturating_add(at_least);
+        shard.held(key, holder).is_some_and(|stored| {
+            if until > stored.not_before {
+                shard.put(key, Stored { not_before: until, ..stored });
+            }
+            true
+        })
+    }
+
+    pub(crate) fn clear_now(&self, key: &str, holder: HolderId) -> bool {
+        let key = Key::from(key);
+        let mut shard = self.shard(key);
+        shard.held(key, holder).is_some_and(|_| shard.remove(key).is_some())
+    }
+
+    pub(crate) fn peek_now(&self, key: &str) -> Option<Token> {
+        let key = Key::from(key);
+        let stored = *self.shard(key).tokens.get(&key)?;
+        let wait = stored.not_before.saturating_since(self.0.clock.now());
+        Some(Token { holder: stored.holder, wait, streak: stored.streak })
+    }
+
+    pub(crate) fn sweep_now(&self, idle: Duration, limit: u32) -> u64 {
+        let mut left = u64::from(limit);
+        for shard in &self.0.shards {
+            let mut shard = lock(shard);
+            let now = self.0.clock.now();
+            while left > 0 && shard.remove_oldest(|not_before| now.saturating_since(not_before) >= idle) {
+                left -= 1;
+            }
+        }
+        u64::from(limit) - left
+    }
+}
+
+impl Shard {
+    fn claim(&mut self, key: Key, schedule: &Schedule, now: Time) -> Claim {
+        let streak = match self.tokens.get(&key).copied() {
+            Some(token) if token.not_before > now => {
+                return Claim::NotBefore(Wait {
+                    wait: token.not_before.saturating_since(now),
+                    streak: token.streak,
+                    cause: WaitCause::Token,
+                });
+            }
+            Some(token) => token.streak.saturating_add(1),
+            None if self.make_room(key, now) => 1,
+            None => {
+                let first = self.order.first().map_or(now, |(not_before, _)| *not_before);
+                let wait = first.saturating_since(now).max(Duration::from_millis(1));
+                return Claim::NotBefore(Wait { wait, streak: 0, cause: WaitCause::Full });
+            }
+        };
+        let next_in = schedule.window(streak, self.random.unit());
+        let holder = HolderId::from(self.random.bits());
+        self.put(key, Stored { not_before: now.saturating_add(next_in), streak, holder });
+        Claim::Granted(Grant { holder, next_in, streak })
+    }
+
+    /// Whether there is room for a key that is not in it.
+    fn make_room(&mut self, key: Key, now: Time) -> bool {
+        self.tokens.len() < self.limit
+            || self.tokens.contains_key(&key)
+            || self.remove_oldest(|not_before| not_before <= now)
+    }
+
+    fn remove_oldest(&mut self, may_go: impl FnOnce(Time) -> bool) -> bool {
+        match self.order.first().copied() {
+            Some((not_before, key)) if may_go(not_before) => self.remove(key).is_some(),
+            _ => false,
+        }
+    }
+
+    fn held(&self, key: Key, holder: HolderId) -> Option<Stored> {
+        self.tokens.get(&key).copied().filter(|stored| stored.holder == holder)
+    }
+
+    fn put(&mut self, key: Key, stored: Stored) {
+        match self.tokens.entry(key) {
+            Entry::Occupied(mut old) => {
+                self.order.remove(&(old.get().not_before, key));
+                old.insert(stored);
+            }
+            Entry::Vacant(new) => {
+                new.insert(stored);
+            }
+        }
+        self.order.insert((stored.not_before, key));
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Stored> {
+        let stored = self.tokens.remove(&key)?;
+        self.order.remove(&(stored.not_before, key));
+        Some(stored)
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RetryTokens for LocalTokens {
+    type Error = Infallible;
+
+    async fn claim(&self, key: &str, schedule: &Schedule) -> Result<Claim, Infallible> {
+        Ok(self.claim_now(key, schedule))
+    }
+
+    async fn extend(&self, key: &str, holder: HolderId, at_least: Duration) -> Result<bool, Infallible> {
+        Ok(self.extend_now(key, holder, at_least))
+    }
+
+    async fn clear(&self, key: &str, holder: HolderId) -> Result<bool, Infallible> {
+        Ok(self.clear_now(key, holder))
+    }
+
+    async fn peek(&self, key: &str) -> Result<Option<Token>, Infallible> {
+        Ok(self.peek_now(key))
+    }
+
+    async fn sweep(&self, idle: Duration, limit: u32) -> Result<u64, Infallible> {
+        Ok(self.sweep_now(idle, limit))
+    }
+
+    fn local(&self) -> Option<&LocalTokens> {
+        Some(self)
+    }
+}
+
+impl fmt::Debug for LocalTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalTokens").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
