@@ -1,6 +1,6 @@
 //! Judge, sparring partner and inspector for tower stacks that call rate-limited providers.
 //!
-//! The crate holds three tools that share one idea: *time is tokio's clock*, so whatever runs in
+//! The crate holds four tools that share one idea: *time is tokio's clock*, so whatever runs in
 //! minutes against a real server runs in milliseconds here, and the same seed gives the same trace.
 //!
 //! * [`provider`]: scripted providers. Each is a tower service with a quota (concurrency, requests
@@ -8,6 +8,7 @@
 //!   of what it saw. Use them in your own tests, under a paused clock or behind a real socket.
 //! * [`probe`]: the contract probe. It drives any tower layer through the corners of the `Service`
 //!   contract (readiness, clones, drops at each await point) and says what it broke.
+//! * [`tokens`]: the test of a store of retry tokens.
 //! * [`scenario`], [`policy`], [`report`]: the herd simulator, also the binary `tower-herd-sim`.
 //!   It runs a fleet of agents under one of several policies against the same seeded providers and
 //!   judges from the providers' side: calls on the wire, refusals, bursts, early calls, duplicates,
@@ -47,6 +48,7 @@ pub mod probe;
 pub mod provider;
 pub mod report;
 pub mod scenario;
+pub mod tokens;
 
 /// A duration times a factor, without the panics of `mul_f64`.
 pub(crate) fn scale(d: std::time::Duration, by: f64) -> std::time::Duration {
