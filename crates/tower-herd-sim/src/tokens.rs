@@ -277,7 +277,7 @@ pub async fn race<S: RetryTokens>(store: &S, prefix: &str, race: Race) -> Raced 
     report.expect(grants > 0, || "nobody was granted anything".into());
     report.expect(holders.len() == grants, || format!("{grants} grants, {} holders", holders.len()));
     // The clocks of two machines may run 2 % apart; these are one machine's, or the store's own.
-    report.expect(min_gap >= window - window / 50, || {
+    report.expect(min_gap.saturating_mul(50) >= window.saturating_mul(49), || {
         format!("two grants within {min_gap:?}, of a wait of {window:?}")
     });
     report.expect(grants <= most(span), || {

@@ -19,7 +19,8 @@
 //! | [`Event::Breaker`] | `breaker` | WARN when it opens, else INFO | `tower_herd_breaker_total{provider,scope,to}` |
 //! | [`Event::Ramp`] | `ramp` | INFO | gauge `tower_herd_readmitted{provider,scope}` |
 //! | [`Event::InnerRetries`] | `inner_retries` | WARN | `tower_herd_inner_retries_total{provider}` |
-//! | `Event::Store` (feature `store`) | `store` | DEBUG for an error, WARN when the lease is lost | `tower_herd_store_errors_total{provider,kind}`, `tower_herd_leases_lost_total{provider}` |
+//! | `Event::Lease` (feature `store`) | `lease` | DEBUG for an error, WARN when the lease is lost | `tower_herd_store_errors_total{provider,kind}`, `tower_herd_leases_lost_total{provider}` |
+//! | [`Event::Store`] | `store` | WARN when it is lost, else INFO | gauge `tower_herd_store_down{store}` |
 //! | [`Event::Inconsistent`] | `inconsistent` | WARN | `tower_herd_inconsistent_total` |
 //!
 //! All labels are bounded: providers and scopes are named by configuration, kinds and reasons are
@@ -151,11 +152,19 @@ pub enum Event<'a> {
     /// for that is in force until it answers again.
     #[cfg(feature = "store")]
     #[non_exhaustive]
-    Store {
+    Lease {
         /// The provider.
         provider: &'a str,
         /// What is wrong.
         error: Option<&'a crate::store::StoreError>,
+    },
+    /// The store that a fleet shares cannot be asked, or can be again.
+    #[non_exhaustive]
+    Store {
+        /// Its name.
+        store: &'a str,
+        /// Whether it is lost.
+        down: bool,
     },
     /// Settings or replies contradict each other; a safe reading was chosen.
     #[non_exhaustive]
@@ -230,13 +239,19 @@ impl Observe for Trace {
                 warn!(target: "tower_herd", provider, attempts, "inner_retries");
             }
             #[cfg(feature = "store")]
-            Event::Store { provider, error: Some(error) } => {
+            Event::Lease { provider, error: Some(error) } => {
                 let source = std::error::Error::source(error).map(ToString::to_string);
-                debug!(target: "tower_herd", provider, %error, source, "store");
+                debug!(target: "tower_herd", provider, %error, source, "lease");
             }
             #[cfg(feature = "store")]
-            Event::Store { provider, error: None } => {
-                warn!(target: "tower_herd", provider, "store: the lease has run out");
+            Event::Lease { provider, error: None } => {
+                warn!(target: "tower_herd", provider, "lease lost");
+            }
+            Event::Store { store, down: true } => {
+                warn!(target: "tower_herd", store, down = true, "store");
+            }
+            Event::Store { store, down } => {
+                info!(target: "tower_herd", store, down, "store");
             }
             Event::Inconsistent { provider, what } => {
                 warn!(target: "tower_herd", provider, what, "inconsistent");
@@ -293,12 +308,15 @@ impl Observe for Meter {
                 counter!("tower_herd_inner_retries_total", "provider" => provider.to_owned()).increment(1);
             }
             #[cfg(feature = "store")]
-            Event::Store { provider, error: Some(error) } => counter!("tower_herd_store_errors_total",
+            Event::Lease { provider, error: Some(error) } => counter!("tower_herd_store_errors_total",
                 "provider" => provider.to_owned(), "kind" => error.kind().as_str())
             .increment(1),
             #[cfg(feature = "store")]
-            Event::Store { provider, error: None } => {
+            Event::Lease { provider, error: None } => {
                 counter!("tower_herd_leases_lost_total", "provider" => provider.to_owned()).increment(1);
+            }
+            Event::Store { store, down } => {
+                gauge!("tower_herd_store_down", "store" => store.to_owned()).set(f64::from(u8::from(down)));
             }
             Event::Inconsistent { .. } => counter!("tower_herd_inconsistent_total").increment(1),
         }

@@ -47,6 +47,8 @@ pub struct Refusal {
     /// When a call may pass: exact for a pause, an estimate for a queue, and for an open breaker the latest: its
     /// probes may close it long before. None: asking again is of no use.
     pub retry_at: Option<Instant>,
+    #[cfg(feature = "retry-token")]
+    not_before: Option<crate::retry_token::Wait>,
 }
 
 /// Which layer said no, and to what.
@@ -81,6 +83,9 @@ pub enum RefusalKind {
     Budget,
     /// The task's attempts are used up.
     Exhausted,
+    /// [`RetryTokenLayer`](crate::retry_token) or its breaker: the job is not to be run yet, by anyone. Put it back
+    /// until `retry_at`, without an attempt.
+    NotBefore,
 }
 
 impl RefusalKind {
@@ -101,6 +106,7 @@ impl RefusalKind {
             RefusalKind::Deadline => "deadline",
             RefusalKind::Budget => "budget",
             RefusalKind::Exhausted => "exhausted",
+            RefusalKind::NotBefore => "not_before",
         }
     }
 
@@ -122,7 +128,30 @@ impl Refusal {
     /// A refusal; terminal kinds have no `retry_at`.
     #[must_use]
     pub fn new(kind: RefusalKind, why: &'static str, provider: Arc<str>, retry_at: Option<Instant>) -> Self {
-        Refusal { kind, why, provider, scope: None, retry_at }
+        Refusal {
+            kind,
+            why,
+            provider,
+            scope: None,
+            retry_at,
+            #[cfg(feature = "retry-token")]
+            not_before: None,
+        }
+    }
+
+    /// Of a refusal of kind [`NotBefore`](RefusalKind::NotBefore): what the token said, namely for how long its key was
+    /// closed, how many runs have been granted since the last success, and what stands in the way. `retry_at` is
+    /// later: it is spread, so that jobs which were refused together do not come back together.
+    #[cfg(feature = "retry-token")]
+    #[must_use]
+    pub fn not_before(&self) -> Option<&crate::retry_token::Wait> {
+        self.not_before.as_ref()
+    }
+
+    #[cfg(feature = "retry-token")]
+    pub(crate) fn with_not_before(mut self, wait: crate::retry_token::Wait) -> Self {
+        self.not_before = Some(wait);
+        self
     }
 
     /// The same about a scope of the provider.

@@ -96,7 +96,7 @@ fn once<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
         Poll::Ready(match Pin::new(&mut *future).poll(cx) {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
-        });
+        })
     }))
 }
 

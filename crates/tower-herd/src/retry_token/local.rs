@@ -160,6 +160,26 @@ impl LocalTokens {
         }
         u64::from(limit) - left
     }
+
+    /// What another store has told, so that this one knows it when the other is gone. Without a holder: of a run whose
+    /// grant is not known; one that is known stays.
+    pub(crate) fn note(&self, key: &str, holder: Option<HolderId>, wait: Duration, streak: u32) {
+        let key = Key::from(key);
+        let mut shard = self.shard(key);
+        let now = self.0.clock.now();
+        if shard.make_room(key, now) {
+            let known =
+                shard.tokens.get(&key).filter(|known| known.streak == streak).map(|known| known.holder);
+            let holder = holder.or(known).unwrap_or_else(|| shard.random.bits().into());
+            shard.put(key, Stored { not_before: now.saturating_add(wait), streak, holder });
+        }
+    }
+
+    /// Another store does not know it.
+    pub(crate) fn forget(&self, key: &str) {
+        let key = Key::from(key);
+        self.shard(key).remove(key);
+    }
 }
 
 impl Shard {

@@ -99,7 +99,7 @@ impl Core {
     /// No answer came, or none that is one.
     pub(super) fn failed(&self, link: &Link, error: &StoreError) {
         lock(&link.lease).failed(link.clock.now());
-        self.observe(|| Event::Store { provider: &self.name, error: Some(error) });
+        self.observe(|| Event::Lease { provider: &self.name, error: Some(error) });
         self.check_lease();
         let is_lost = lock(&link.lease).is_lapsed();
         if is_lost {
@@ -115,7 +115,7 @@ impl Core {
             !std::mem::replace(&mut shared.lost, true)
         };
         if begins {
-            self.observe(|| Event::Store { provider: &self.name, error: None });
+            self.observe(|| Event::Lease { provider: &self.name, error: None });
         }
         self.fend(link);
         #[cfg(feature = "breaker")]
