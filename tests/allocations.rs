@@ -11,6 +11,7 @@ use std::{
     error::Error,
     future::{Future, Ready, ready},
     pin::pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -21,6 +22,7 @@ use tower_herd::{
     RampedReadmissionLayer, RetryAfterLayer, Signal, SpendLayer, Switch, Task, TaskLayer, TokenLimitLayer,
     failover::Rung,
     readmission::Profile,
+    retry_token::{JobBreakerLayer, LocalTokens, RetryTokenLayer, Tokens},
     spend::{Allowance, Amount, Prices},
     usage::{llm, of_reply},
 };
@@ -288,6 +290,23 @@ fn what_counts_money_and_tokens() {
     let spend = SpendLayer::new(provider, move |_: &HttpRequest| price, llm(Prices::new(price, price)));
     assert_eq!(count_of(spend.per_task(Amount::MAX).layer(Inner), make), 0.0);
     assert!(one.spend_allowance().is_some_and(|allowance| allowance.spent() > Amount::ZERO));
+}
+
+/// Tokens in memory: a job that passes, and one that is granted and succeeds. Its key is the caller's; one that is
+/// made for the call is one allocation, and that is the caller's too.
+#[test]
+fn retry_tokens() {
+    let tokens = Tokens::new("jobs", LocalTokens::new());
+    let none = RetryTokenLayer::new(&tokens, |_: &u64| None::<Arc<str>>, |_: &u64| 1);
+    assert_eq!(count::<u64, _>(none.layer(Inner)), 0.0);
+    let key: Arc<str> = "job".into();
+    let granted = RetryTokenLayer::new(&tokens, move |_: &u64| Some(key.clone()), |_: &u64| 1);
+    assert_eq!(count::<u64, _>(granted.layer(Inner)), 0.0);
+    let made = RetryTokenLayer::new(&tokens, |_: &u64| Some("job"), |_: &u64| 1);
+    assert_eq!(count::<u64, _>(made.layer(Inner)), 1.0);
+    let breaker = JobBreakerLayer::new(&tokens, |_: &u64| Some("crm"));
+    assert_eq!(count::<u64, _>(breaker.layer(Inner)), 0.0);
+    assert_eq!(tokens.counts().granted, 4 * CALLS);
 }
 
 #[test]

@@ -3,7 +3,16 @@
 //! After each trial nothing may be held any more: no slot, no place in a queue, no sleeper.
 
 use http_body_util::Full;
-use std::{error::Error, time::Duration};
+use std::{
+    convert::Infallible,
+    error::Error,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 use tower::{
     ServiceBuilder,
     layer::{layer_fn, util::Identity},
@@ -15,6 +24,9 @@ use tower_herd::{
     TokenLimitLayer, ToolCallsLayer, classify_fn,
     failover::Rung,
     herd::RungSettings,
+    retry_token::{
+        Claim, HolderId, JobBreakerLayer, LocalTokens, RetryTokenLayer, RetryTokens, Schedule, Token, Tokens,
+    },
     spend::{Allowance, Amount, Prices},
     tool_calls::Call,
     usage::{llm, of_reply},
@@ -161,6 +173,94 @@ async fn tool_calls() {
         UnderTest::new(layer)
     };
     Contract::new(make).check_plain().await.assert_kept();
+}
+
+/// A store of tokens that is asked over a network, as far as a layer can tell.
+#[derive(Clone)]
+struct Remote(LocalTokens);
+
+impl Remote {
+    async fn far<A>(&self, answer: impl Future<Output = Result<A, Infallible>>) -> Result<A, Infallible> {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        answer.await
+    }
+}
+
+impl RetryTokens for Remote {
+    type Error = Infallible;
+    async fn claim(&self, key: &str, schedule: &Schedule) -> Result<Claim, Infallible> {
+        self.far(self.0.claim(key, schedule)).await
+    }
+    async fn extend(&self, key: &str, holder: HolderId, at_least: Duration) -> Result<bool, Infallible> {
+        self.far(self.0.extend(key, holder, at_least)).await
+    }
+    async fn clear(&self, key: &str, holder: HolderId) -> Result<bool, Infallible> {
+        self.far(self.0.clear(key, holder)).await
+    }
+    async fn peek(&self, key: &str) -> Result<Option<Token>, Infallible> {
+        self.far(self.0.peek(key)).await
+    }
+    async fn sweep(&self, idle: Duration, limit: u32) -> Result<u64, Infallible> {
+        self.far(self.0.sweep(idle, limit)).await
+    }
+}
+
+/// Each call a job of its own, all calls one job, and calls that are no jobs.
+async fn retry_tokens_of<T: RetryTokens>(store: impl Fn() -> T) {
+    for jobs in [u64::MAX, 1, 0] {
+        let make = || {
+            let (tokens, calls) = (Tokens::new("jobs", store()), Arc::new(AtomicU64::new(0)));
+            let key = move |_: &u64| {
+                let call = calls.fetch_add(1, Ordering::Relaxed);
+                call.checked_rem(jobs).map(|job| job.to_string())
+            };
+            // Held, so that the heart beats too.
+            let schedule = Schedule::new().hold(Some(Duration::from_millis(100))).unwrap();
+            let layer = RetryTokenLayer::new(&tokens, key, |_: &u64| 1).schedule(schedule);
+            UnderTest::new(layer).quiescent(move || tokens.counts().running == 0)
+        };
+        Contract::new(make).check_plain().await.assert_kept();
+        let make = || {
+            let layer = RetryTokenLayer::new(
+                &Tokens::new("jobs", store()),
+                move |request: &Request| (jobs > 0).then(|| request.uri().path().to_owned()),
+                |_: &Request| 2,
+            );
+            UnderTest::new(layer)
+        };
+        Contract::new(make).check_http().await.assert_kept();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_token() {
+    retry_tokens_of(LocalTokens::new).await;
+    retry_tokens_of(|| Remote(LocalTokens::new())).await;
+}
+
+async fn job_breaker_of<T: RetryTokens>(store: impl Fn() -> T) {
+    let make = || {
+        let layer = JobBreakerLayer::new(&Tokens::new("jobs", store()), |_: &u64| Some("crm"));
+        UnderTest::new(layer)
+    };
+    Contract::new(make).check_plain().await.assert_kept();
+    let make = || {
+        let tokens = Tokens::new("jobs", store());
+        let breaker = JobBreakerLayer::new(&tokens, |_: &Request| Some("crm"));
+        let token = RetryTokenLayer::new(
+            &tokens,
+            |request: &Request| Some(request.uri().to_string()),
+            |_: &Request| 1,
+        );
+        UnderTest::new(ServiceBuilder::new().layer(breaker).layer(token).into_inner())
+    };
+    Contract::new(make).check_http().await.assert_kept();
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_breaker() {
+    job_breaker_of(LocalTokens::new).await;
+    job_breaker_of(|| Remote(LocalTokens::new())).await;
 }
 
 #[tokio::test(start_paused = true)]
