@@ -6,7 +6,7 @@
 //!
 //! | column | by default | holds |
 //! |---|---|---|
-//! | `not_before` | `retry_not_before timestamptz NOT NULL DEFAULT '-infinity'` | the instant before which nobody runs this job |
+//! | `not_before` | `retry_not_before timestamptz NOT NULL DEFAULT 'epoch'` | the instant before which nobody runs this job |
 //! | `streak` | `retry_streak integer NOT NULL DEFAULT 0` | runs since the last success |
 //! | `holder` | `retry_holder bigint` | who runs it, for fencing |
 //!
@@ -119,14 +119,15 @@ impl QueueTokens {
     }
 
     /// DDL that adds those of the three columns that are missing. It does not rewrite the table: the defaults are
-    /// constants. Give it an index that starts with what the claim orders by, over the jobs that can be claimed:
+    /// constants. (A job that was never run has the instant 1970-01-01: every driver can read it, and dashboards can
+    /// subtract it, which is not so for `-infinity`.) Give it an index that starts with what the claim orders by, over the jobs that can be claimed:
     /// `CREATE INDEX ON jobs (retry_not_before, id) WHERE state = 'ready'`.
     ///
     /// # Errors
     /// A name that PostgreSQL would refuse or cut.
     pub fn add_columns(&self, schema: &str, table: &str) -> Result<String, InvalidName> {
         Ok(format!(
-            "ALTER TABLE {}.{} ADD COLUMN IF NOT EXISTS {} timestamptz NOT NULL DEFAULT '-infinity', \
+            "ALTER TABLE {}.{} ADD COLUMN IF NOT EXISTS {} timestamptz NOT NULL DEFAULT 'epoch', \
              ADD COLUMN IF NOT EXISTS {} integer NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS {} bigint",
             quote(schema)?,
             quote(table)?,
@@ -179,7 +180,7 @@ impl QueueTokens {
     /// For the `SET` of a success, where the row lives on: it may run again at once.
     #[must_use]
     pub fn cleared(&self) -> String {
-        format!("{} = '-infinity', {}", self.not_before, self.reset())
+        format!("{} = 'epoch', {}", self.not_before, self.reset())
     }
 
     /// As [`cleared`](Self::cleared), without the instant: for a queue whose own due time it is, and which says itself

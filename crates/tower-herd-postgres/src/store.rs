@@ -84,7 +84,7 @@ impl PostgresTokens {
         let options: PgConnectOptions = url.parse()?;
         let pool = PgPoolOptions::new()
             .max_connections(4)
-            .acquire_timeout(Duration::from_secs(5))
+            .acquire_timeout(Duration::from_secs(2))
             .connect_lazy_with(options.extra_float_digits(None).statement_cache_capacity(0));
         Ok(Self::new(pool))
     }
