@@ -135,6 +135,7 @@
 //! | `ramped-readmission` | [`RampedReadmissionLayer`] |
 //! | `retry-after` | [`RetryAfterLayer`] |
 //! | `spend` | [`SpendLayer`] |
+//! | `store` | [`store`]: several processes as one fleet |
 //! | `tool-calls` | [`ToolCallsLayer`] |
 //!
 //! Off by default: `hyper-util` knows the connect errors and refused streams of hyper-util's client, which

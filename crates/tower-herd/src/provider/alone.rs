@@ -17,6 +17,7 @@ impl Core {
     }
     #[inline]
     pub(crate) fn check_lease(&self) {}
+    pub(super) fn tell_limits(&self) {}
     #[inline]
     pub(super) fn demand(&self) {}
     #[inline]

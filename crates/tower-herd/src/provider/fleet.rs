@@ -53,7 +53,9 @@ impl Meeting {
 
     fn keep(&self, core: &Arc<Core>, seeds: &Seeds) {
         let start = || {
-            let seeds = Seeds::from_seed(seeds.session().bits());
+            // Epochs must differ between processes, whatever seed they were given.
+            let own = self.settings.has_own_thread();
+            let seeds = if own { Seeds::from_entropy() } else { Seeds::from_seed(seeds.session().bits()) };
             Driver::start(self.store.clone(), &self.settings, seeds)
                 .inspect_err(|error| {
                     tracing::error!(target: "tower_herd", %error, "no thread to keep the leases on: nothing is admitted");

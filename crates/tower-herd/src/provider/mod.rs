@@ -372,6 +372,7 @@ impl Provider {
         // Before the observer hears of the new ceiling: it may ask for anything.
         drop(known);
         self.core.control(|control, _, _| control.configure(new));
+        self.core.tell_limits();
         Ok(())
     }
 
@@ -389,6 +390,7 @@ impl Provider {
         *known = Some(settings);
         drop(known);
         self.core.control(|control, _, _| control.reconfigure(new));
+        self.core.tell_limits();
         Ok(())
     }
 

@@ -19,7 +19,77 @@
 //! - **epoch**: one life of the book. Lost data is a new epoch: nobody is given more until all leases of the
 //!   old one have run out.
 //!
+//! # Two processes, one ceiling
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tower_herd::{Fleet, ProviderSettings, store::{FleetSettings, MemoryStore}};
+//!
+//! // In the place of a Redis: fleets of this process that meet in memory.
+//! let store = MemoryStore::new();
+//! let settings = FleetSettings::new().label("web-1");
+//! # let settings = settings.on_this_runtime();
+//! let here = Fleet::shared(store.clone(), settings.clone())?;
+//! let there = Fleet::shared(store, settings)?;
+//! // Everything else is as in a fleet of one process: layers take the provider.
+//! let llm = here.configure("llm", ProviderSettings::new().ceiling(20))?;
+//! let same = there.configure("llm", ProviderSettings::new().ceiling(20))?;
+//! # let _ = same;
+//! # tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+//! let lease = llm.lease().expect("in a fleet with a store");
+//! assert_eq!((lease.ceiling, lease.members), (20, 2));
+//! // When a service shuts down, after its last call:
+//! here.leave().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What holds, and when it does not
+//!
+//! In flight at the provider, counted there, is never above the ceiling in force when each call was admitted. After
+//! a cut, calls that were in flight run on: until they end there may be more than the new ceiling. What that
+//! takes, and what is left to chance:
+//!
+//! | situation | slots are others' after the ttl (default) | strict: after the ttl and the longest call |
+//! |---|---|---|
+//! | messages lost, doubled, delayed, reordered; a slow store; an outage for all; data lost (flush, restart empty, eviction); a stale replica promoted (1); one step of the store's clock (2) | holds | holds |
+//! | a process is killed, and the provider drops its calls | holds | holds |
+//! | a process is killed, and the provider works on at its calls | exceeded by those calls, until they end | holds |
+//! | a process is cut off from the store, and not from the provider | exceeded by its calls in flight, until they end | holds |
+//! | a process or its machine is stopped for longer than the ttl, with calls in flight | exceeded by its calls in flight, until they end | holds |
+//!
+//! (1) If the old primary stops granting; otherwise both do, up to twice the ceiling. On Redis: `min-replicas-to-write
+//! 1`, and `min-replicas-max-lag` below the time that a lease is used (`ttl - gap - 50 ms`).
+//! (2) Several steps, each below [`gap`](FleetSettings::gap), within one ttl add up.
+//!
+//! Also needed: calls end in the time that [`strict`](FleetSettings::strict) was told, which a timeout has to see
+//! to; one process for each fleet handle (a forked process must make its own); nobody else uses the provider's account.
+//! Between the check of the lease and the writing to the socket lies a moment: a process that is stopped right there
+//! for longer than the margin (the gap, 3 s) lets those calls out late, one for each task that stood there. Providers
+//! know no fencing tokens, so this cannot be closed from outside.
+//!
+//! When the lease cannot be renewed, [`Outage`] says what goes on:
+//!
+//! | policy | in flight at most | for how long |
+//! |---|---|---|
+//! | [`Stop`](Outage::Stop) | the ceiling; no new calls | until the store answers |
+//! | [`Keep`](Outage::Keep) (default) | the ceiling; each process at most its safe share of it, which the store gives to nobody else. A store that loses its data *while* a process is cut off forgets that share: then exceeded by it | [`grace`](FleetSettings::grace), then as `Stop` |
+//! | [`Local(n)`](Outage::Local) | n times the processes | until the store answers |
+//!
+//! [`LeaseStatus::overshoot_possible`] tells, for this process, how many of its calls may be beyond the ceiling now.
+//!
+//! # Where it stands
+//!
+//! Nowhere in the stack: a [`Provider`](crate::Provider) of a fleet with a store is one, and the layers ask it as
+//! they always do. Left out, each process has a ceiling, a pause, a breaker and a budget of its own, and N of them
+//! send N times what the provider allows.
+//!
 //! # Times
+//!
+//! Six renewals may fail before anything stops, with the defaults: a lease lasts 10 s, is renewed each second and used
+//! until 6.95 s after its last good report was sent. A wait that one process was told is known everywhere at once
+//! where wake-ups come through, and within a renewal (1.1 s) where they do not.
 //!
 //! No clock of a host is compared with that of another: only durations travel, in whole milliseconds. A lease
 //! counts from before its report was sent, a wait from when its reply came.

@@ -12,6 +12,9 @@ pub(super) struct Lead {
     pub(super) counts: bool,
     /// Good replies since they were last asked for.
     served: u32,
+    /// Slots of all members, and the part of them that this process may count on: for estimates only.
+    pub(super) ceiling: u32,
+    pub(super) share: u32,
     /// What may be spent of a rate that the fleet shares; none: there is no such limit.
     pub(super) purse: Option<Purse>,
 }
@@ -80,10 +83,16 @@ impl Control {
         self.limit = Some(self.cap);
     }
 
-    /// Calls admitted from now on carry this generation; good replies are counted or not.
-    pub(in crate::provider) fn follow(&mut self, generation: u64, counts: bool) {
+    /// Calls admitted from now on carry this generation; good replies are counted or not. `share` of the `ceiling`
+    /// is what this process may count on, though it may hold less while it needs less.
+    pub(in crate::provider) fn follow(&mut self, generation: u64, counts: bool, ceiling: u32, share: u32) {
         self.stamp = generation;
-        self.lead.counts = counts;
+        (self.lead.counts, self.lead.ceiling, self.lead.share) = (counts, ceiling, share);
+    }
+
+    /// What can be counted on of the ceiling, in an estimate, and what there can be at best.
+    pub(super) fn prospects(&self) -> (u32, u32) {
+        (self.cap.max(self.lead.share), self.cap.max(self.lead.ceiling))
     }
 
     pub(in crate::provider) fn take_served(&mut self) -> u32 {

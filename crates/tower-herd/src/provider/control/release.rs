@@ -109,7 +109,7 @@ impl Control {
         let position = u32::try_from(position).unwrap_or(u32::MAX);
         let mut wait = Duration::ZERO;
         if let (Some(limit), Some(latency)) = (self.limit, self.latency) {
-            let cap = limit.max(self.cap).max(1);
+            let cap = limit.max(self.prospects().1).max(1);
             let free = cap.saturating_sub(busy);
             if position >= free {
                 wait = (latency / cap).saturating_mul((position - free).saturating_add(1));
@@ -132,13 +132,13 @@ impl Control {
         let releasing = self.release.filter(|r| start < r.until);
         let cap = match releasing {
             Some(r) if r.doubt => self.plan(),
-            _ => self.cap.max(1),
+            _ => self.prospects().0.max(1),
         };
         let turn = latency / cap;
         let mut wait = if let (Some(_), false) = (releasing, paused.is_zero()) {
             paused.saturating_add(turn.max(self.spacing(start, 0)).saturating_mul(position))
         } else {
-            let free = self.cap.saturating_sub(busy);
+            let free = cap.min(self.prospects().0).saturating_sub(busy);
             if position < free {
                 releasing.map_or(Duration::ZERO, |_| self.spacing(start, busy).saturating_mul(position))
             } else {

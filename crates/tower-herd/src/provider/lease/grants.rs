@@ -72,7 +72,9 @@ impl Core {
         }
         // More good replies are told of only where they make the ceiling grow.
         let counts = load.busy.saturating_add(load.waiting) >= load.cap;
-        self.control(|control, _, _| control.follow(grant.generation, counts));
+        let share = lock(&link.lease).share(grant.ceiling.into());
+        let share = u32::try_from(share).unwrap_or(u32::MAX);
+        self.control(|control, _, _| control.follow(grant.generation, counts, grant.ceiling, share));
         let now = self.clock().now();
         let (from, disagrees) = {
             let mut shared = lock(&link.shared);
@@ -101,9 +103,10 @@ impl Core {
         lock(&link.lease).failed(link.clock.now());
         self.observe(|| Event::Lease { provider: &self.name, error: Some(error) });
         self.check_lease();
+        // One that was never held is lost, too: the policy says what goes on without.
         let is_lost = lock(&link.lease).is_lapsed();
         if is_lost {
-            self.lost(link);
+            self.lapse(link);
         }
     }
 

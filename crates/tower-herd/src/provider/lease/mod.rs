@@ -19,7 +19,7 @@ use super::{Apart, Core, PauseReason, Scope, lock};
 use crate::{
     Time,
     gate::Bound,
-    random::Random,
+    random::{Random, Seeds},
     store::{Bond, FleetSettings, HolderId, Lease, LeaseClock, Load, News},
 };
 use std::{
@@ -128,8 +128,14 @@ pub(super) type Tie = Arc<Link>;
 /// The link of a new provider, where its fleet has a store.
 pub(super) fn tie(fleet: &super::fleet::Shared) -> Option<Tie> {
     let meeting = fleet.store.as_ref()?;
-    let mut random = fleet.seeds.session();
-    let me = HolderId(u128::from(random.bits()) << 64 | u128::from(random.bits()));
+    let random = fleet.seeds.session();
+    // Whatever seed the fleet was given: two processes of one name would share one record at the store.
+    let mut names = if meeting.settings.has_own_thread() {
+        Seeds::from_entropy().session()
+    } else {
+        fleet.seeds.session()
+    };
+    let me = HolderId(u128::from(names.bits()) << 64 | u128::from(names.bits()));
     Some(Arc::new(Link::new(me, meeting.settings.clone(), random)))
 }
 
@@ -191,6 +197,13 @@ impl Core {
     fn load(&self) -> Load {
         let (here, waiting) = self.gate.bound();
         Load { cap: here.cap, busy: here.busy, waiting: u32::try_from(waiting).unwrap_or(u32::MAX) }
+    }
+
+    /// Its limits were changed: the others are to know at once.
+    pub(super) fn tell_limits(&self) {
+        if let Some(link) = &self.link {
+            link.hurry();
+        }
     }
 
     /// Somebody waits, or was sent away, for want of a slot.
