@@ -121,7 +121,8 @@ impl Control {
     /// What members were configured with. Another maximum is taken at its word.
     pub(super) fn configure(&mut self, floor: u32, ceiling: Option<u32>) {
         let ceiling = ceiling.map(|ceiling| ceiling.min(MOST));
-        self.floor = floor.max(1);
+        self.floor = floor.clamp(1, MOST);
+        self.cap = self.cap.max(self.floor);
         if ceiling != self.configured {
             self.configured = ceiling;
             self.generation += 1;
@@ -147,7 +148,7 @@ impl Control {
             let spare = if probing { self.probe.step.into() } else { 0 };
             let before = self.full().min(self.last);
             self.event = Event { base: busy + calls, before, calls: 0, spare, cost };
-            self.generation = generation + 1;
+            self.generation += 1;
             let misses = if probing { self.probe.misses.saturating_add(1).min(10) } else { 0 };
             self.probe = Probe { at: now, misses, ..Probe::default() };
             self.restart(now, false);
@@ -174,7 +175,7 @@ impl Control {
         if generation < self.generation {
             return;
         }
-        self.generation = generation + 1;
+        self.generation += 1;
         self.probe = Probe { at: now, gap: APART * wait.clamp(COST, DAY), ..Probe::default() };
         self.restart(now, true);
         if let Some(release) = &mut self.release {

@@ -147,7 +147,7 @@ impl Book {
         let now = old.as_ref().map_or(clock, |old| old.now + clock.saturating_sub(old.clock));
         let (counter, control, scopes) = old.map_or_else(
             || (0, Control::new(report.limits.start), Scopes::default()),
-            |old| (old.counter, old.control, old.scopes),
+            |old| (old.counter, old.control, old.scopes.outlive()),
         );
         Book {
             epoch: report.offer,
@@ -180,10 +180,9 @@ impl Book {
             let low = active.map(|record| record.pass_at(now)).reduce(f64::min);
             self.low = low.map_or(self.low, |low| low.max(self.low));
         }
-        if self.hard && now < self.learn_until {
+        self.hard &= now < self.learn_until;
+        if self.hard {
             self.learn_until = self.learn_until.max(self.began + times.learning());
-        } else {
-            self.hard = false;
         }
         let own = self.records.get(&report.holder);
         let before = own.map_or(0, |own| own.seq);
@@ -210,6 +209,7 @@ impl Book {
     fn tick(&mut self, clock: u64, times: &Times) -> bool {
         let passed = clock.saturating_sub(self.clock);
         let back = self.clock.saturating_sub(clock);
+        let hard = self.hard && self.now < self.learn_until;
         (self.clock, self.now) = (clock, self.now + passed);
         let now = self.now;
         if passed <= times.gap && back <= STEP {
@@ -223,19 +223,19 @@ impl Book {
             let length = if record.lapsed { record.grace } else { times.learning() };
             record.until = record.until.max(now + length);
         }
-        // An empty fleet is silent, and nobody holds anything.
-        if any && !(self.hard && now < self.learn_until) {
-            (self.hard, self.began, self.learn_until) = (false, now, now + times.learning());
+        // An empty fleet is silent, and nobody holds anything. But who held something by a lost book may do so
+        // still: that time begins again.
+        if any || hard {
+            (self.hard, self.began, self.learn_until) = (hard, now, now + times.learning());
         }
-        any
+        any || hard
     }
 
     /// Writes down what the holder says it has and needs.
     fn take_in(&mut self, step: &Step<'_>) {
-        let Step { report, now, known, .. } = *step;
+        let Step { report, now, .. } = *step;
         let own = self.records.get(&report.holder);
-        let hard = self.hard && now < self.learn_until;
-        let charge = Record::claim(own, report, known > 0, hard);
+        let charge = Record::claim(own, report, step.acked, self.hard);
         // Who did not take part has no credit for it.
         let enters = own.is_none_or(|own| !own.is_member() || own.need == 0);
         let pass = own.map_or(self.low, |own| own.pass_at(now));

@@ -82,7 +82,7 @@ impl Record {
         reason = "the same doubles as in Lua; their order is all that counts"
     )]
     pub(super) fn pass_at(&self, now: u64) -> f64 {
-        self.pass + (self.charge * now.saturating_sub(self.heard)) as f64 / self.weight as f64
+        self.pass + self.charge as f64 * now.saturating_sub(self.heard) as f64 / self.weight as f64
     }
 
     /// What it asks for: of who was silent for a while, no more than it has. Its turn goes to the next.
@@ -112,20 +112,17 @@ impl Record {
 
     /// What it may have in flight at worst, now that it has reported.
     ///
-    /// - It knows the newest grant: no more than it says it holds. Only so does a charge fall.
-    /// - It does not: whatever it says, the grant may be on its way to it.
+    /// - It has seen the newest grant (`acked`): no more than it says it holds. Only so does a charge fall.
+    /// - It has not: whatever it says, the grant may be on its way to it.
     /// - Its lease has run out: it may still use what is safe, and what is in flight is.
-    /// - The book was lost, and it was given its slots by the one before: what it says.
-    pub(super) fn claim(record: Option<&Record>, report: &Report, knows_epoch: bool, hard: bool) -> u64 {
+    /// - The book was lost (`hard`), and it was given its slots by the one before: what it says.
+    ///
+    /// What is in flight is real, whatever the book says. What is held beyond is a promise, and only the book
+    /// that made it counts it.
+    pub(super) fn claim(record: Option<&Record>, report: &Report, acked: bool, hard: bool) -> u64 {
         let (held, busy) = (u64::from(report.held), u64::from(report.busy));
-        let from_before = if hard && !knows_epoch { held } else { 0 };
-        match record {
-            Some(r) if knows_epoch && report.version == r.version && !r.lapsed => {
-                held.min(r.charge).max(busy)
-            }
-            Some(r) => r.charge.max(from_before).max(busy),
-            None => from_before.max(busy),
-        }
+        let charge = record.map_or(0, |record| record.charge).max(if hard { held } else { 0 });
+        (if acked { held.min(charge) } else { charge }).max(busy)
     }
 
     /// Takes over what the report says.
@@ -169,7 +166,7 @@ impl Times {
         Times {
             ttl: terms.ttl.min(DAY),
             extra: terms.extra.min(DAY),
-            gap: terms.gap.min(DAY),
+            gap: terms.gap.clamp(100, DAY),
             grace: terms.grace.min(DAY),
             // Not a number is below any.
             keep: if terms.keep > 0.0 { terms.keep.min(1.0) } else { 0.0 },

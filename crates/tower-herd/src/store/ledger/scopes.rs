@@ -96,7 +96,7 @@ impl Scopes {
         for scope in &mut self.list {
             scope.open = scope.open.filter(|open| now < open.until + DAY);
             if scope.in_force(now) {
-                scope.keep = now + TOLD;
+                scope.keep = scope.keep.max(now + TOLD);
             } else if let Some(pause) = scope.pause.take() {
                 scope.over = scope.over.max(pause.until);
                 // A ramp lasts no longer than what was before it.
@@ -105,6 +105,14 @@ impl Scopes {
             }
         }
         self.list.retain(|scope| now < scope.keep);
+    }
+
+    /// In the next life of the book. Who opened a breaker was told in the last one.
+    pub(super) fn outlive(mut self) -> Self {
+        for open in self.list.iter_mut().filter_map(|scope| scope.open.as_mut()) {
+            open.version = 0;
+        }
+        self
     }
 
     /// Whether nobody calls at all now.
@@ -187,7 +195,7 @@ impl Scopes {
         }
         scope.pause = Some(pause);
         scope.generation = generation;
-        scope.keep = until + TOLD;
+        scope.keep = scope.keep.max(until + TOLD);
         self.generation = generation;
         until > end + SOON
     }
@@ -241,7 +249,7 @@ impl Scopes {
         scope.probe = None;
         scope.reset_tally();
         scope.generation = generation;
-        scope.keep = now + TOLD;
+        scope.keep = scope.keep.max(now + TOLD);
         self.generation = generation;
         true
     }
