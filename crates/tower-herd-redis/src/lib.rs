@@ -13,7 +13,9 @@ mod listen;
 mod nodes;
 mod status;
 mod store;
+mod token;
 
 pub use config::{ConfigError, RedisConfig};
 pub use status::Status;
 pub use store::RedisStore;
+pub use token::RedisTokens;

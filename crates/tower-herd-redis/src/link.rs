@@ -14,7 +14,7 @@ use std::{
     hash::BuildHasher,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -85,7 +85,17 @@ pub(crate) struct Server {
     /// 7 for Redis 7.0.15 and Valkey 7.2; 0: it does not say.
     pub(crate) major: u32,
     pub(crate) cluster: bool,
-    /// `host:port` of the nodes of its cluster.
+    /// Of its cluster.
+    pub(crate) ranges: Vec<Range>,
+    /// They are in the table.
+    pub(crate) learned: AtomicBool,
+}
+
+/// Slots, and the nodes that have them, as `host:port`; the primary first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
     pub(crate) nodes: Vec<String>,
 }
 
@@ -297,12 +307,18 @@ async fn greet(connection: &mut MultiplexedConnection, cluster: bool) -> RedisRe
             .unwrap_or_default()
     };
     let major = text("version").split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
-    let mut server = Server { run: run(connection).await?, major, cluster, nodes: Vec::new() };
+    let mut server = Server {
+        run: run(connection).await?,
+        major,
+        cluster,
+        ranges: Vec::new(),
+        learned: AtomicBool::new(false),
+    };
     if cluster {
         // Not needed: whoever is asked tells where a key is. But a node that dies tells nothing, and then others
         // must be known.
         match cmd("CLUSTER").arg("SLOTS").query_async::<Value>(connection).await {
-            Ok(slots) => server.nodes = nodes(&slots),
+            Ok(slots) => server.ranges = ranges(&slots),
             Err(error) if error.code().is_some() => {
                 tracing::debug!(error = %error, "the cluster does not tell its nodes");
             }
@@ -332,25 +348,30 @@ async fn run(connection: &mut MultiplexedConnection) -> RedisResult<Run> {
     Ok(Run::Unknown)
 }
 
-/// The addresses in the answer to `CLUSTER SLOTS`: `[[first, last, [host, port, id, ...], ...], ...]`.
-fn nodes(slots: &Value) -> Vec<String> {
-    let mut nodes = Vec::new();
-    for range in slots.as_sequence().unwrap_or_default() {
-        for node in range.as_sequence().unwrap_or_default().iter().skip(2) {
-            let [host, port, ..] = node.as_sequence().unwrap_or_default() else { continue };
-            if let (Ok(Some(host)), Ok(port)) = (
-                redis::from_redis_value_ref::<Option<String>>(host),
-                redis::from_redis_value_ref::<u16>(port),
-            ) && !host.is_empty()
-                && host != "?"
-            {
-                nodes.push(format!("{host}:{port}"));
-            }
-        }
-    }
-    nodes.sort();
-    nodes.dedup();
-    nodes
+/// The answer to `CLUSTER SLOTS`: `[[first, last, [host, port, id, ...], ...], ...]`. A node without a known host is
+/// left out; a range whose primary is one, too.
+fn ranges(slots: &Value) -> Vec<Range> {
+    let node = |node: &Value| {
+        let [host, port, ..] = node.as_sequence()? else { return None };
+        let host: String = redis::from_redis_value_ref(host).ok()?;
+        let port: u16 = redis::from_redis_value_ref(port).ok()?;
+        (!host.is_empty() && host != "?").then(|| format!("{host}:{port}"))
+    };
+    let range = |range: &Value| {
+        let [first, last, primary, replicas @ ..] = range.as_sequence()? else { return None };
+        let mut nodes = vec![node(primary)?];
+        nodes.extend(replicas.iter().filter_map(node));
+        let (first, last) =
+            (redis::from_redis_value_ref(first).ok()?, redis::from_redis_value_ref(last).ok()?);
+        Some(Range { first, last, nodes })
+    };
+    slots
+        .as_sequence()
+        .unwrap_or_default()
+        .iter()
+        .filter_map(range)
+        .filter(|range| range.last < 16_384)
+        .collect()
 }
 
 /// Must differ in every process; no run is replayed with real servers.
@@ -392,18 +413,23 @@ mod tests {
     fn the_nodes_of_a_cluster_are_read_and_what_is_no_address_is_left_out() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let node = |host: Value, port: i64| Value::Array(vec![host, Value::Int(port), text("id")]);
-        let range = |nodes: Vec<Value>| Value::Array([vec![Value::Int(0), Value::Int(99)], nodes].concat());
+        let range = |first, last, nodes: Vec<Value>| {
+            Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
+        };
         let slots = Value::Array(vec![
-            range(vec![node(text("10.0.0.2"), 6379), node(text("10.0.0.1"), 6379)]),
-            range(vec![
-                node(text("10.0.0.1"), 6379),
-                node(Value::Nil, 6379),
-                node(text("?"), 6379),
-                node(text(""), 1),
-            ]),
+            range(
+                0,
+                99,
+                vec![node(text("10.0.0.2"), 6379), node(text("10.0.0.1"), 6379), node(Value::Nil, 6379)],
+            ),
+            range(100, 199, vec![node(text("?"), 6379), node(text("10.0.0.1"), 6379)]),
+            range(200, 99_999, vec![node(text("10.0.0.1"), 6379)]),
+            range(200, 20_000, vec![node(text("10.0.0.1"), 6379)]),
+            range(200, 299, vec![]),
             Value::Int(3),
         ]);
-        assert_eq!(nodes(&slots), ["10.0.0.1:6379", "10.0.0.2:6379"]);
-        assert!(nodes(&Value::Nil).is_empty());
+        let nodes = vec!["10.0.0.2:6379".to_owned(), "10.0.0.1:6379".to_owned()];
+        assert_eq!(ranges(&slots), [Range { first: 0, last: 99, nodes }]);
+        assert!(ranges(&Value::Nil).is_empty());
     }
 }

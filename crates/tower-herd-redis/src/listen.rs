@@ -91,9 +91,10 @@ impl Heard {
         wakes: &(dyn Fn(Wake<'_>) + Send + Sync),
     ) -> bool {
         for provider in known {
-            let channel = channel(&key(&config.prefix, provider));
+            let key = key(&config.prefix, provider);
+            let channel = channel(&key);
             let deadline = Instant::now() + config.connect_timeout.max(config.response_timeout);
-            match nodes.ask(provider, deadline, &Subscription { channel: &channel }).await {
+            match nodes.ask(&key, deadline, &Subscription { channel: &channel }).await {
                 Ok(((), id)) => {
                     let (_, on) = self.by_channel.entry(channel).or_insert_with(|| (provider.clone(), 0));
                     if *on != id {

@@ -13,8 +13,8 @@ use redis::{
     Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, RedisError, RedisResult, Value, cmd,
 };
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 use tokio::{sync::mpsc::UnboundedSender, time::Instant};
 
@@ -37,8 +37,8 @@ pub(crate) struct Cluster {
 struct Table {
     /// By `host:port`.
     links: BTreeMap<String, Link>,
-    /// Provider to `host:port`.
-    routes: HashMap<String, String>,
+    /// Slot to `host:port`. Told by whoever was connected to, and by each redirect.
+    routes: HashMap<u16, Arc<str>>,
     // Whom to ask next for a key whose node is not known.
     turn: usize,
 }
@@ -85,10 +85,10 @@ impl Nodes {
         })
     }
 
-    /// Asks the server of `provider`; the answer comes with the connection that it came over.
+    /// Asks the server of `key`; the answer comes with the connection that it came over.
     pub(crate) async fn ask<A: Ask>(
         &self,
-        provider: &str,
+        key: &str,
         deadline: Instant,
         what: &A,
     ) -> RedisResult<(A::Answer, u64)> {
@@ -99,7 +99,20 @@ impl Nodes {
                 let answer = link.run(&asked, deadline, what.ask(&mut ready, false)).await?;
                 Ok((answer, id))
             }
-            Nodes::Cluster(cluster) => cluster.ask(provider, deadline, what).await,
+            Nodes::Cluster(cluster) => cluster.ask(slot(key), deadline, what).await,
+        }
+    }
+
+    /// A walk over the keys of each primary.
+    pub(crate) async fn walks(&self, deadline: Instant) -> RedisResult<Vec<Walk>> {
+        match self {
+            Nodes::One(link) => Ok(vec![Walk(link.clone())]),
+            Nodes::Cluster(cluster) => {
+                // Whoever answers says which nodes there are.
+                cluster.ask(0, deadline, &Nothing).await?;
+                let primaries: BTreeSet<Arc<str>> = cluster.lock().routes.values().cloned().collect();
+                primaries.iter().map(|address| cluster.learn(address).map(Walk)).collect()
+            }
         }
     }
 
@@ -141,13 +154,33 @@ impl Cluster {
         Ok(link)
     }
 
-    /// Where the provider was last, else a node that was not tried yet.
-    fn choose(&self, provider: &str, tried: &[String]) -> Option<String> {
+    /// What a node said about the others when it was connected to, once for each connection. What is known
+    /// already is newer.
+    fn learn_all(&self, ready: &Ready) -> RedisResult<()> {
+        if ready.server.learned.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        for range in &ready.server.ranges {
+            for node in &range.nodes {
+                self.learn(node)?;
+            }
+            let Some(primary) = range.nodes.first() else { continue };
+            let primary: Arc<str> = primary.as_str().into();
+            let mut table = self.lock();
+            for slot in range.first..=range.last {
+                table.routes.entry(slot).or_insert_with(|| primary.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the slot was last, else a node that was not tried yet.
+    fn choose(&self, slot: u16, tried: &[String]) -> Option<String> {
         let mut table = self.lock();
-        if let Some(address) = table.routes.get(provider)
-            && !tried.contains(address)
+        if let Some(address) = table.routes.get(&slot)
+            && !tried.iter().any(|tried| **tried == **address)
         {
-            return Some(address.clone());
+            return Some((**address).to_owned());
         }
         let untried: Vec<_> =
             table.links.keys().filter(|address| !tried.contains(address)).cloned().collect();
@@ -156,12 +189,7 @@ impl Cluster {
         untried.into_iter().nth(turn)
     }
 
-    async fn ask<A: Ask>(
-        &self,
-        provider: &str,
-        deadline: Instant,
-        what: &A,
-    ) -> RedisResult<(A::Answer, u64)> {
+    async fn ask<A: Ask>(&self, slot: u16, deadline: Instant, what: &A) -> RedisResult<(A::Answer, u64)> {
         let mut tried: Vec<String> = Vec::new();
         let mut last = None;
         let mut hops = 0;
@@ -169,7 +197,7 @@ impl Cluster {
         loop {
             let (address, once) = match next.take() {
                 Some(next) => next,
-                None => match self.choose(provider, &tried) {
+                None => match self.choose(slot, &tried) {
                     Some(address) => (address, false),
                     None => return Err(last.unwrap_or_else(timed_out)),
                 },
@@ -178,8 +206,8 @@ impl Cluster {
             let mut ready = match link.ready(deadline).await {
                 Ok(ready) => ready,
                 Err(error) => {
-                    // Another node knows where the provider is now.
-                    self.lock().routes.remove(provider);
+                    // Another node knows where the slot is now.
+                    self.lock().routes.remove(&slot);
                     if Instant::now() >= deadline {
                         return Err(error);
                     }
@@ -188,14 +216,12 @@ impl Cluster {
                     continue;
                 }
             };
-            for node in &ready.server.nodes {
-                self.learn(node)?;
-            }
+            self.learn_all(&ready)?;
             let (id, asked) = (ready.id, ready.clone());
             match link.run(&asked, deadline, what.ask(&mut ready, once)).await {
                 Ok(answer) => {
                     if !once {
-                        self.lock().routes.insert(provider.to_owned(), address);
+                        self.lock().routes.insert(slot, address.into());
                     }
                     return Ok((answer, id));
                 }
@@ -203,7 +229,7 @@ impl Cluster {
                     if let Some((there, once)) = redirect(&error) {
                         let there = complete(there, &address);
                         if !once {
-                            self.lock().routes.insert(provider.to_owned(), there.clone());
+                            self.lock().routes.insert(slot, there.as_str().into());
                         }
                         hops += 1;
                         if hops > MOST_HOPS {
@@ -214,13 +240,26 @@ impl Cluster {
                     }
                     // Done or not, it is not sent again; but the next is sent elsewhere if this node is of no use.
                     if !matches!(error.kind(), ErrorKind::Extension | ErrorKind::UnexpectedReturnType) {
-                        self.lock().routes.remove(provider);
+                        self.lock().routes.remove(&slot);
                     }
                     return Err(error);
                 }
             }
         }
     }
+}
+
+/// The slot of a key: CRC-16 (XMODEM) of its first `{...}` that is not empty, else of all of it, modulo 16384
+/// (Redis cluster specification).
+fn slot(key: &str) -> u16 {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    let hashed = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
+    let crc = hashed.bytes().fold(0_u16, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    });
+    crc % 16_384
 }
 
 /// A node that does not know its own name says only the port.
@@ -234,10 +273,21 @@ fn complete(there: &str, asked: &str) -> String {
     }
 }
 
-/// A script on the one key of a provider.
+/// A script, and its name in the cache of a server.
+pub(crate) struct Code {
+    source: &'static str,
+    hash: String,
+}
+
+impl Code {
+    pub(crate) fn new(source: &'static str) -> Self {
+        Code { source, hash: redis::Script::new(source).get_hash().to_owned() }
+    }
+}
+
+/// A script on one key.
 pub(crate) struct Script<'a> {
-    pub(crate) source: &'a str,
-    pub(crate) hash: &'a str,
+    pub(crate) code: &'a Code,
     pub(crate) key: &'a str,
     pub(crate) arguments: Arguments<'a>,
     /// It writes nothing: where the server knows of such scripts, it may run where writes may not.
@@ -247,7 +297,7 @@ pub(crate) struct Script<'a> {
 /// What the script is given.
 pub(crate) enum Arguments<'a> {
     Lease { report: &'a str, channel: &'a str },
-    None,
+    Plain(&'a [String]),
 }
 
 impl Script<'_> {
@@ -259,38 +309,70 @@ impl Script<'_> {
                 let publish = if ready.server.shards_channels() { "spublish" } else { "publish" };
                 command.arg(report).arg(channel).arg(ready.server.run.as_str()).arg(publish);
             }
-            Arguments::None => {}
+            Arguments::Plain(arguments) => {
+                command.arg(arguments);
+            }
         }
         command
     }
 }
 
 impl Ask for Script<'_> {
-    type Answer = Vec<u8>;
+    type Answer = Value;
 
-    async fn ask(&self, ready: &mut Ready, once: bool) -> RedisResult<Vec<u8>> {
+    async fn ask(&self, ready: &mut Ready, once: bool) -> RedisResult<Value> {
         let (by_hash, by_source) = match self.reads && ready.server.major >= 7 {
             true => ("EVALSHA_RO", "EVAL_RO"),
             false => ("EVALSHA", "EVAL"),
         };
         if once {
             // Together, or another command of ours could come between. By source: a pipeline cannot ask again.
-            let command = self.command(by_source, self.source, ready);
+            let command = self.command(by_source, self.code.source, ready);
             let mut pipeline = redis::pipe();
             pipeline.cmd("ASKING").ignore().add_command(command);
-            let (answer,) = pipeline.query_async::<(Vec<u8>,)>(&mut ready.connection).await?;
+            let (answer,) = pipeline.query_async::<(Value,)>(&mut ready.connection).await?;
             return Ok(answer);
         }
-        let command = self.command(by_hash, self.hash, ready);
+        let command = self.command(by_hash, &self.code.hash, ready);
         match command.query_async(&mut ready.connection).await {
             // Each server of a cluster has its own cache, and a new primary's is empty. EVAL goes to the server of the
             // key, in one step; SCRIPT LOAD has no key.
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                let command = self.command(by_source, self.source, ready);
+                let command = self.command(by_source, self.code.source, ready);
                 command.query_async(&mut ready.connection).await
             }
             result => result,
         }
+    }
+}
+
+/// The keys of one server.
+pub(crate) struct Walk(Link);
+
+impl Walk {
+    /// Some keys that match the pattern, and where to go on; 0: that was all.
+    pub(crate) async fn scan(
+        &self,
+        cursor: u64,
+        pattern: &str,
+        deadline: Instant,
+    ) -> RedisResult<(u64, Vec<String>)> {
+        let mut ready = self.0.ready(deadline).await?;
+        let asked = ready.clone();
+        let mut command = cmd("SCAN");
+        command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        self.0.run(&asked, deadline, command.query_async(&mut ready.connection)).await
+    }
+}
+
+/// Only whether somebody is there.
+struct Nothing;
+
+impl Ask for Nothing {
+    type Answer = ();
+
+    async fn ask(&self, _ready: &mut Ready, _once: bool) -> RedisResult<()> {
+        Ok(())
     }
 }
 
@@ -311,6 +393,18 @@ impl Ask for Subscription<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(slot("123456789"), 0x31c3);
+        assert_eq!(slot("foo"), 12_182);
+        assert_eq!(slot("herd:v1:{foo}"), 12_182);
+        assert_eq!(slot("a{foo}{bar}"), 12_182);
+        assert_eq!(slot("{}foo"), slot("{}foo"));
+        assert_ne!(slot("{}foo"), 12_182);
+        assert_eq!(slot(""), 0);
+        assert_eq!(slot("}{foo"), slot("}{foo"));
+    }
 
     #[test]
     fn a_redirect_without_a_host_means_the_host_that_was_asked() {

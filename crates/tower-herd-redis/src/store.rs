@@ -4,24 +4,14 @@ use crate::{
     config::{ConfigError, RedisConfig},
     error::store_error,
     key::{channel, key},
-    nodes::{Arguments, Nodes, Script},
+    nodes::{Arguments, Code, Nodes, Script},
     status::Status,
 };
+use redis::Value;
+use serde::de::DeserializeOwned;
 use std::{collections::BTreeSet, fmt, sync::Arc};
 use tokio::{sync::watch, time::Instant};
 use tower_herd::store::{Exchange, FleetStore, Grant, Listen, Report, StoreError, StoreErrorKind, Wake};
-
-/// The step of a fleet's book, and the read-only look at it: `lease.lua`, `peek.lua`.
-struct Code {
-    source: &'static str,
-    hash: String,
-}
-
-impl Code {
-    fn new(source: &'static str) -> Self {
-        Code { source, hash: redis::Script::new(source).get_hash().to_owned() }
-    }
-}
 
 /// A fleet's store on Redis or Valkey. See the [crate](crate). A handle: clones are the same store.
 ///
@@ -79,16 +69,10 @@ impl RedisStore {
         let inner = &*self.0;
         let nodes = Nodes::new(&inner.config, None).map_err(store_error)?;
         let key = key(&inner.config.prefix, provider);
-        let script = Script {
-            source: inner.peek.source,
-            hash: &inner.peek.hash,
-            key: &key,
-            arguments: Arguments::None,
-            reads: true,
-        };
+        let script = Script { code: &inner.peek, key: &key, arguments: Arguments::Plain(&[]), reads: true };
         let deadline = Instant::now() + inner.config.connect_timeout + inner.config.response_timeout;
-        let (answer, _) = nodes.ask(provider, deadline, &script).await.map_err(store_error)?;
-        serde_json::from_slice(&answer).map_err(|error| StoreError::new(StoreErrorKind::Invalid, error))
+        let (answer, _) = nodes.ask(&key, deadline, &script).await.map_err(store_error)?;
+        read(answer)
     }
 
     async fn exchange_now(&self, provider: &str, report: &Report) -> Result<Grant, StoreError> {
@@ -102,15 +86,21 @@ impl RedisStore {
         let key = key(&inner.config.prefix, provider);
         let channel = channel(&key);
         let script = Script {
-            source: inner.lease.source,
-            hash: &inner.lease.hash,
+            code: &inner.lease,
             key: &key,
             arguments: Arguments::Lease { report: &report, channel: &channel },
             reads: false,
         };
-        let (answer, _) = inner.nodes.ask(provider, deadline, &script).await.map_err(store_error)?;
-        serde_json::from_slice(&answer).map_err(|error| StoreError::new(StoreErrorKind::Invalid, error))
+        let (answer, _) = inner.nodes.ask(&key, deadline, &script).await.map_err(store_error)?;
+        read(answer)
     }
+}
+
+/// The scripts answer in JSON.
+fn read<T: DeserializeOwned>(answer: Value) -> Result<T, StoreError> {
+    let text: Vec<u8> =
+        redis::from_redis_value(answer).map_err(|error| StoreError::new(StoreErrorKind::Invalid, error))?;
+    serde_json::from_slice(&text).map_err(|error| StoreError::new(StoreErrorKind::Invalid, error))
 }
 
 impl FleetStore for RedisStore {

@@ -7,6 +7,7 @@ mod cluster;
 mod connections;
 mod sentinel;
 mod single;
+mod tokens;
 mod wakes;
 
 use std::error::Error as _;
