@@ -15,6 +15,7 @@
 //!   and the time against an oracle that knows every limit. Six scenarios: a quota that is cut
 //!   (`stampede`), equal waits (`equal-hint`), failing calls (`brownout`), an outage and its end
 //!   (`recovery`), retries over retries (`amplification`), and jobs on the minute (`cron`).
+//! * [`store`]: a scripted store of a fleet, with every fault that a network and a server have.
 //!
 //! ```
 //! use std::time::Duration;
@@ -48,6 +49,7 @@ pub mod probe;
 pub mod provider;
 pub mod report;
 pub mod scenario;
+pub mod store;
 pub mod tokens;
 
 /// A duration times a factor, without the panics of `mul_f64`.

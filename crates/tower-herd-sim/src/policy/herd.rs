@@ -10,7 +10,7 @@ use tower_herd::{
     AttemptTimeoutLayer, AttemptsLayer, BreakerLayer, BudgetLayer, ClassifyLayer, Fleet, FleetLimitLayer,
     HasTask, HashedFailover, IncomingAttemptsLayer, JitteredRetryLayer, Mode, Provider, ProviderSettings,
     RampedReadmissionLayer, RatioBudget, RetryAfterLayer, Safety, Switch, Task, TaskLayer,
-    breaker::BreakerSettings, failover::Rung,
+    breaker::BreakerSettings, failover::Rung, store::FleetSettings,
 };
 
 use super::{Client, Policy, SimRequest, SimResponse, TaskInfo, World, erase, hop::Upstream};
@@ -101,7 +101,7 @@ impl Policy for ThrottleOnly {
 
     fn clients(&self, world: &World) -> Result<Vec<Client>, BoxError> {
         let client = |process| {
-            let (fleet, _) = fleet(world, process);
+            let (fleet, _) = fleet(world, process)?;
             let provider = fleet.provider(&rung_name(0));
             let throttle = ServiceBuilder::new()
                 .layer(BudgetLayer::new(&provider))
@@ -117,9 +117,10 @@ impl Policy for ThrottleOnly {
     }
 }
 
-/// The stack of one process: processes share nothing but the providers themselves.
+/// The stack of one process: processes share nothing but the providers themselves, and the store if there is
+/// one.
 fn client(world: &World, process: u32, breaker: BreakerSettings, mode: Mode) -> Result<Client, BoxError> {
-    let (fleet, seed) = fleet(world, process);
+    let (fleet, seed) = fleet(world, process)?;
     let settings = &world.settings;
     let attempts = settings.attempts;
     let mut rungs = Vec::new();
@@ -212,10 +213,14 @@ where
     })
 }
 
-/// A fleet of one process, and its seed.
-fn fleet(world: &World, process: u32) -> (Fleet, u64) {
+/// The fleet that a process is in, with all who share its store or alone, and its seed.
+fn fleet(world: &World, process: u32) -> Result<(Fleet, u64), BoxError> {
     let seed = world.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(process);
-    (Fleet::local().observer(Diary { log: world.log.clone(), process }).seed(seed), seed)
+    let fleet = match &world.store {
+        Some(store) => Fleet::shared(store.process(process), FleetSettings::new().on_this_runtime())?,
+        None => Fleet::local(),
+    };
+    Ok((fleet.observer(Diary { log: world.log.clone(), process }).seed(seed), seed))
 }
 
 /// As one would choose it who knows how long calls take: 30 s, or more for slow models.

@@ -12,6 +12,7 @@ use super::hop::Upstream;
 use crate::BoxError;
 use crate::provider::{ProviderFuture, ProviderService, Quota, ScriptedBody, ScriptedProvider};
 use crate::scenario::{Log, Settings};
+use crate::store::ScriptedStore;
 
 /// The providers of one run and what may be known about them.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct World {
     pub seed: u64,
     /// Where a policy tells what cannot be counted at the providers.
     pub log: Log,
+    /// Where the processes meet, if they do.
+    pub store: Option<ScriptedStore>,
     /// The stack below this one, a client for each process.
     below: Vec<Client>,
 }
@@ -32,7 +35,8 @@ impl World {
     /// Starts the providers: inside the runtime that will call them.
     pub fn new(settings: Settings, seed: u64) -> Self {
         let providers = settings.scripts(seed).into_iter().map(ScriptedProvider::new).collect();
-        Self { settings, providers, seed, log: Log::new(), below: Vec::new() }
+        let store = settings.store_script(seed).map(ScriptedStore::new);
+        Self { settings, providers, seed, log: Log::new(), store, below: Vec::new() }
     }
 
     /// The world as a stack sees it that calls another one, of these clients, in place of the providers.

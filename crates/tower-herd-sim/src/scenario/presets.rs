@@ -45,6 +45,9 @@ impl Settings {
             deadline: Duration::from_secs(600),
             start_within: Duration::ZERO,
             closed: Duration::ZERO,
+            store: false,
+            store_latency: Duration::from_millis(1),
+            wakes: true,
         };
         // Calls that arrive by the clock, at one provider with room for them.
         let open = Self {

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::settings::{LimitKind, MEAN_COST, Settings};
 use crate::provider::{Fault, LimitHeaders, Quota, Rate, Script};
+use crate::store::StoreScript;
 
 impl Settings {
     /// The quota that a ceiling means under these settings.
@@ -19,6 +20,12 @@ impl Settings {
             LimitKind::Rate => Quota::requests(rate(per_second, 1.0)),
             LimitKind::Tokens => Quota::tokens(rate(per_second * MEAN_COST, 1.5 * MEAN_COST)),
         }
+    }
+
+    /// The script of the store where processes meet, if they do.
+    pub fn store_script(&self, seed: u64) -> Option<StoreScript> {
+        let script = StoreScript::new().latency(self.store_latency).wakes(self.wakes);
+        self.store.then(|| script.seed(seed.wrapping_mul(0xA24B_AED4_963E_E407)))
     }
 
     /// The scripts of the providers, one a rung.

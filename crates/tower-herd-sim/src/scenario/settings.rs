@@ -156,6 +156,9 @@ pub fn keys() -> &'static [(&'static str, &'static str)] {
         ("deadline", "seconds a task may take"),
         ("start_within", "seconds within which the agents start"),
         ("closed", "seconds from the start in which everything is refused"),
+        ("store", "none | memory: whether the processes are one fleet, by a store in memory"),
+        ("store_latency", "mean seconds of an exchange with the store"),
+        ("wakes", "true | false: whether the store wakes processes, or is polled"),
     ]
 }
 
@@ -234,6 +237,12 @@ pub struct Settings {
     pub start_within: Duration,
     /// Time from the start in which everything is refused.
     pub closed: Duration,
+    /// Whether the processes share through a store.
+    pub store: bool,
+    /// Mean time of an exchange with it.
+    pub store_latency: Duration,
+    /// Whether it wakes processes.
+    pub wakes: bool,
 }
 
 impl Settings {
@@ -333,6 +342,11 @@ impl Settings {
             "deadline" => self.deadline = seconds(key, value, 0.001, 86_400.0)?,
             "start_within" => self.start_within = seconds(key, value, 0.0, 86_400.0)?,
             "closed" => self.closed = seconds(key, value, 0.0, 86_400.0)?,
+            "store" => {
+                self.store = choice(key, value, "none or memory", &[("none", false), ("memory", true)])?;
+            }
+            "store_latency" => self.store_latency = seconds(key, value, 0.0, 60.0)?,
+            "wakes" => self.wakes = flag(key, value)?,
             _ => return Err(SettingsError::UnknownKey(key.into())),
         }
         Ok(())
@@ -372,6 +386,9 @@ impl Settings {
         }
         if u64::from(self.greedy) > self.tasks {
             return conflict(format!("greedy={}: there are only {} tasks", self.greedy, self.tasks));
+        }
+        if self.store && self.stacks > 1 {
+            return conflict("store: stacks that call each other do not share providers (stacks)".into());
         }
         if self.processes > self.agents {
             return conflict(format!("processes={}: there are only {} agents", self.processes, self.agents));
@@ -437,6 +454,9 @@ mod tests {
             ("deadline", "60"),
             ("start_within", "1"),
             ("closed", "1"),
+            ("store", "memory"),
+            ("store_latency", "5ms"),
+            ("wakes", "false"),
         ];
         let listed: Vec<_> = keys().iter().map(|(k, _)| *k).collect();
         let mut shown: Vec<_> = examples.iter().map(|(k, _)| *k).collect();
@@ -477,6 +497,7 @@ mod tests {
             &["rate=10", "greedy=5"],
             &["tasks=100", "greedy=101"],
             &["agents=1", "greedy=1"],
+            &["store=memory", "stacks=2"],
         ] {
             let mut s = Settings::new(Scenario::Stampede);
             for p in pairs {
