@@ -293,7 +293,9 @@ async fn until_the_store_has_answered_nobody_is_admitted() {
         .layer(FleetLimitLayer::new(&provider).patience(MS(300)))
         .layer(ClassifyLayer::new(&provider))
         .service(service_fn(|_: Request| async { Ok::<_, std::io::Error>(status(200)) }));
-    let error = service.clone().oneshot(Request::default()).await.err().expect("refused");
+    let Err(error) = service.clone().oneshot(Request::default()).await else {
+        panic!("admitted without a lease")
+    };
     assert_eq!(Refusal::find(&*error).map(|refusal| refusal.kind), Some(RefusalKind::NoSlot));
     assert_eq!(provider.lease().expect("in a fleet").state, LeaseState::Joining);
     line.cut(false);

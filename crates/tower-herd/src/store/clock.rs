@@ -59,6 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "no runtime here, and the real clock is what is tested")]
     fn the_machines_clock_moves_on() {
         let before = LeaseClock::Machine.now();
         std::thread::sleep(std::time::Duration::from_millis(5));
