@@ -10,7 +10,7 @@ use clap::Parser;
 use crate::policy::{Oracle, Policy, Registry};
 use crate::report;
 use crate::report::Row;
-use crate::scenario::{Run, Scenario, Settings, keys, run};
+use crate::scenario::{Run, Scenario, Settings, cron, keys, run};
 
 /// How long a policy that needs real time may take without being asked for.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -107,9 +107,25 @@ fn execute(args: &Args, registry: &Registry) -> Result<(), String> {
         std::fs::write(path, image).map_err(|e| format!("--picture {}: {e}", path.display()))?;
         eprintln!("picture: {}", path.display());
     }
+    // Of jobs that are retried, whatever the policy of their calls.
+    let retries = settings.scenario == Scenario::Cron && args.policy.is_empty();
+    if args.json && retries {
+        for line in cron::json(args.seed) {
+            say(&line)?;
+        }
+    }
     // Last: a reader that closes the pipe early ends the program.
     if !args.json {
         say(&tables(args, &rows, &first))?;
+        if retries {
+            let jobs = cron::Jobs::default();
+            say(&format!(
+                "\nRetries of jobs: {} agents with one job, what it depends on is down for {} s\n\n{}",
+                jobs.agents,
+                jobs.outage.as_secs(),
+                cron::table(args.seed).trim_end()
+            ))?;
+        }
     }
     Ok(())
 }

@@ -75,6 +75,7 @@
 //! | [`FleetLimitLayer`] | [`ClassifyLayer`] | the time in our own queue counts as the provider's, which looks slow |
 //! | [`RetryAfterLayer`] | [`AttemptTimeoutLayer`] | the timeout runs while a pause is waited out, and cuts that wait: the hint is kept from who would send again |
 //!
+//! Around what runs the jobs of a queue stands [`RetryTokenLayer`], inside its own breaker: see [`retry_token`].
 //! On a server, [`IncomingAttemptsLayer`] stands around the handlers, inside [`TaskLayer`]: see [`attempts`].
 //!
 //! # What the layers promise
@@ -129,11 +130,12 @@
 //! | `budget` | [`BudgetLayer`], and the budgets of retries |
 //! | `fleet-limit` | [`FleetLimitLayer`], [`TokenLimitLayer`] |
 //! | `hashed-failover` | [`HashedFailoverLayer`]; turns on `jittered-retry` |
-//! | `herd` | [`Herd`], the whole stack from one builder; turns on all of these but `tool-calls` |
+//! | `herd` | [`Herd`], the whole stack from one builder; turns on all of these but `retry-token` and `tool-calls` |
 //! | `http` | the HTTP and gRPC classifier, bodies that hold guards; without it every layer needs a classifier of its own ([`classify_fn`]) |
 //! | `jittered-retry` | [`JitteredRetryLayer`]; turns on `budget` |
 //! | `ramped-readmission` | [`RampedReadmissionLayer`] |
 //! | `retry-after` | [`RetryAfterLayer`] |
+//! | `retry-token` | [`RetryTokenLayer`] and the breaker of job queues; turns on `breaker` |
 //! | `spend` | [`SpendLayer`] |
 //! | `store` | [`store`]: several processes as one fleet |
 //! | `tool-calls` | [`ToolCallsLayer`] |
@@ -254,6 +256,9 @@ pub use readmission::{RampedReadmission, RampedReadmissionLayer};
 pub use retry_after::RetryAfterLayer;
 #[cfg(feature = "spend")]
 pub use spend::SpendLayer;
+// The layers of a job queue.
+#[cfg(feature = "retry-token")]
+pub use retry_token::{JobBreakerLayer, RetryTokenLayer, RetryTokens};
 #[cfg(feature = "fleet-limit")]
 pub use token_limit::TokenLimitLayer;
 

@@ -22,6 +22,8 @@
 //! | `FleetLimitLayer` | a call that finds no slot is counted, and passes without one | nobody takes a slot |
 //! | `AttemptsLayer` | requests that would be written to are counted; retries further in are reported | nothing is written, read or reported |
 //! | [`ClassifyLayer`](crate::ClassifyLayer) | as `Enforce`: it only observes | nothing is learned from its calls |
+//! | `RetryTokenLayer` | keys are claimed and cleared; a job that comes too early is counted, and runs | nothing is claimed |
+//! | `JobBreakerLayer` | it opens and closes as it would, alerts included; who comes meanwhile is counted, and runs | nothing is counted |
 //! | `AttemptTimeoutLayer` | calls that outlive it are counted, and go on | no call is timed |
 //!
 //! Each layer counts for itself what it alone would have done: where two share a switch, a call that both

@@ -27,16 +27,17 @@ type Result<A> = std::result::Result<A, tower::BoxError>;
 
 /// Both stores: the one of this process, which is asked without a box, and one that is awaited.
 macro_rules! on_both {
-    ($test:ident, $body:ident) => {
-        #[tokio::test(start_paused = true)]
-        async fn $test() {
-            $body(Tokens::new("jobs", LocalTokens::new())).await;
-            $body(Tokens::new("jobs", Remote::new())).await;
-        }
+    ($test:ident) => {
+        $test(Tokens::new("jobs", LocalTokens::new())).await;
+        $test(Tokens::new("jobs", Remote::new())).await;
     };
 }
 
-on_both!(a_job_that_failed_is_not_run_early_by_anyone, not_early);
+#[tokio::test(start_paused = true)]
+async fn a_job_that_failed_is_not_run_early_by_anyone() {
+    on_both!(not_early);
+}
+
 async fn not_early<T: RetryTokens>(tokens: Tokens<T>) {
     let handler = Handler::new(Does::Fail);
     let layer = RetryTokenLayer::new(&tokens, key, attempt).schedule(plain());
@@ -71,7 +72,11 @@ async fn not_early<T: RetryTokens>(tokens: Tokens<T>) {
     assert_eq!((tokens.counts().granted, tokens.counts().deferred), (6, refusals));
 }
 
-on_both!(a_success_forgets_the_key, forgets);
+#[tokio::test(start_paused = true)]
+async fn a_success_forgets_the_key() {
+    on_both!(forgets);
+}
+
 async fn forgets<T: RetryTokens>(tokens: Tokens<T>) {
     let handler = Handler::new(Does::Fail);
     let service = RetryTokenLayer::new(&tokens, key, attempt).schedule(plain()).layer(handler.clone());
@@ -97,7 +102,11 @@ async fn nothing_is_left_of_a_hundred_thousand_jobs_that_succeed() {
     assert_eq!((store.len(), tokens.counts().granted), (0, 100_000));
 }
 
-on_both!(a_key_of_none_passes_untouched, passes);
+#[tokio::test(start_paused = true)]
+async fn a_key_of_none_passes_untouched() {
+    on_both!(passes);
+}
+
 async fn passes<T: RetryTokens>(tokens: Tokens<T>) {
     let handler = Handler::new(Does::Fail);
     let service = RetryTokenLayer::new(&tokens, key, attempt).layer(handler.clone());
@@ -123,7 +132,11 @@ async fn a_job_is_granted_on_the_first_attempt_too_and_one_of_three_triggers_run
 // ------------------------------------------------------------------------------------- crashes and drops
 
 // oluciano/NexJob#143: the requeue of orphans ignored attempts, and a poison job looped.
-on_both!(nexjob_143_a_job_that_kills_its_worker_waits_longer_each_time, poison);
+#[tokio::test(start_paused = true)]
+async fn nexjob_143_a_job_that_kills_its_worker_waits_longer_each_time() {
+    on_both!(poison);
+}
+
 async fn poison<T: RetryTokens>(tokens: Tokens<T>) {
     let handler = Handler::new(Does::Take(SECOND / 2, true));
     let service = RetryTokenLayer::new(&tokens, key, attempt).schedule(plain()).layer(handler.clone());
@@ -146,7 +159,11 @@ async fn poison<T: RetryTokens>(tokens: Tokens<T>) {
 }
 
 // Wherever a run breaks off, the key stays closed for its wait.
-on_both!(a_token_is_kept_wherever_a_run_breaks_off, kept);
+#[tokio::test(start_paused = true)]
+async fn a_token_is_kept_wherever_a_run_breaks_off() {
+    on_both!(kept);
+}
+
 async fn kept<T: RetryTokens>(tokens: Tokens<T>) {
     let handler = Handler::new(Does::Take(SECOND / 4, true));
     let service = RetryTokenLayer::new(&tokens, key, attempt).schedule(plain()).layer(handler.clone());
@@ -200,7 +217,11 @@ async fn between_the_end_of_a_run_and_its_clearing_a_crash_costs_one_wait() {
 // --------------------------------------------------------------------------------------- fences and leases
 
 // graphile/worker#169: a job of four hours was handed out again, and ran twice.
-on_both!(graphile_worker_169_a_run_longer_than_its_wait_is_held_if_asked, held);
+#[tokio::test(start_paused = true)]
+async fn graphile_worker_169_a_run_longer_than_its_wait_is_held_if_asked() {
+    on_both!(held);
+}
+
 async fn held<T: RetryTokens>(tokens: Tokens<T>) {
     let handler = Handler::new(Does::Take(30 * SECOND, true));
     for (name, lease, runs) in [("held", Some(3 * SECOND), 1), ("not held", None, 5)] {
@@ -274,7 +295,11 @@ async fn a_heartbeat_that_is_lost_once_is_made_up_for() {
 // oban-bg/oban#245, oban-bg/oban#476: snoozes counted as attempts, and the next retry was days away.
 // riverqueue/river#720, PR #730: a snooze raised what the queue counts.
 // taskforcesh/bullmq#3000: delaying raised a counter that users branch on.
-on_both!(oban_245_476_river_720_a_thousand_refusals_change_nothing, snoozes);
+#[tokio::test(start_paused = true)]
+async fn oban_245_476_river_720_a_thousand_refusals_change_nothing() {
+    on_both!(snoozes);
+}
+
 async fn snoozes<T: RetryTokens>(tokens: Tokens<T>) {
     let handler = Handler::new(Does::Fail);
     let put_back = PutBack::default();
@@ -301,7 +326,11 @@ async fn snoozes<T: RetryTokens>(tokens: Tokens<T>) {
 
 // bensheldon/good_job#603: jobs over the limit came back at random, and slots were idle meanwhile.
 // maxcountryman/underway#117: the delay was measured from the job's creation, and an old one had none.
-on_both!(good_job_603_underway_117_a_job_comes_back_when_its_key_opens, comes_back);
+#[tokio::test(start_paused = true)]
+async fn good_job_603_underway_117_a_job_comes_back_when_its_key_opens() {
+    on_both!(comes_back);
+}
+
 async fn comes_back<T: RetryTokens>(tokens: Tokens<T>) {
     let put_back = PutBack::default();
     let handler = Handler::new(Does::Take(3 * SECOND, false));
@@ -325,7 +354,11 @@ async fn comes_back<T: RetryTokens>(tokens: Tokens<T>) {
 }
 
 // taskforcesh/bullmq#2193, PR #2403: with a wait of zero the job stayed active.
-on_both!(bullmq_2193_a_wait_of_nothing_still_puts_the_job_back, puts_back);
+#[tokio::test(start_paused = true)]
+async fn bullmq_2193_a_wait_of_nothing_still_puts_the_job_back() {
+    on_both!(puts_back);
+}
+
 async fn puts_back<T: RetryTokens>(tokens: Tokens<T>) {
     let put_back = PutBack::default();
     // The run outlives its wait: nothing is left of it when it fails.
@@ -351,7 +384,11 @@ fn after(wait: Duration) -> impl Fn(std::result::Result<&(), &(dyn Error + 'stat
 }
 
 // sidekiq/sidekiq#5324, sidekiq/sidekiq#6990: jitter swamped a delay that was asked for. Here a hint is a floor.
-on_both!(sidekiq_5324_6990_a_hint_extends_and_never_shortens, hints);
+#[tokio::test(start_paused = true)]
+async fn sidekiq_5324_6990_a_hint_extends_and_never_shortens() {
+    on_both!(hints);
+}
+
 async fn hints<T: RetryTokens>(tokens: Tokens<T>) {
     let put_back = PutBack::default();
     let handler = Handler::new(Does::Fail);
@@ -376,7 +413,11 @@ async fn hints<T: RetryTokens>(tokens: Tokens<T>) {
     }
 }
 
-on_both!(what_is_neither_keeps_its_wait, neither);
+#[tokio::test(start_paused = true)]
+async fn what_is_neither_keeps_its_wait() {
+    on_both!(neither);
+}
+
 async fn neither<T: RetryTokens>(tokens: Tokens<T>) {
     let put_back = PutBack::default();
     let service = RetryTokenLayer::new(&tokens, key, attempt)
@@ -755,7 +796,11 @@ async fn of_concurrent_success_and_claim_neither_gets_lost() {
 
 // ------------------------------------------------------------------------------------ switch and events
 
-on_both!(observed_it_counts_and_off_it_does_nothing, switched);
+#[tokio::test(start_paused = true)]
+async fn observed_it_counts_and_off_it_does_nothing() {
+    on_both!(switched);
+}
+
 async fn switched<T: RetryTokens>(tokens: Tokens<T>) {
     let switch = Switch::new(Mode::Observe);
     let handler = Handler::new(Does::Fail);

@@ -15,7 +15,8 @@
 //! * `amplification`: three services, each a stack of its own that tries four times and calls the next,
 //!   in front of a dead provider. Between two of them is a network: nothing of one process is seen by
 //!   the next but what HTTP carries.
-//! * `cron`: a thousand jobs that start at the same instant, every minute.
+//! * `cron`: a thousand jobs that start at the same instant, every minute; and beside it, what the retries of a few
+//!   jobs do to a dependency that is down: [`cron`].
 //!
 //! [`Settings`] holds every dimension; [`Settings::set`] changes one by name, as `--set` does.
 //! Instants of the stampede's schedule (cut, return, outage) are given for a latency of one second and
@@ -27,6 +28,7 @@
 //! the hint of that reply, and repeats what failed until it is served: the most tasks that can be
 //! done, not the fewest calls.
 
+pub mod cron;
 mod drive;
 mod log;
 mod presets;

@@ -281,3 +281,119 @@ impl fmt::Debug for LocalTokens {
         f.debug_struct("LocalTokens").field("len", &self.len()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn shard(limit: usize) -> Shard {
+        let (tokens, order) = (HashMap::default(), BTreeSet::new());
+        Shard { random: Seeds::from_seed(1).session(), limit, tokens, order }
+    }
+
+    fn schedule() -> Schedule {
+        Schedule::new().growth(4 * SECOND, 2.0, 60 * SECOND).unwrap()
+    }
+
+    proptest! {
+        /// The laws of a token, over any sequence of events of a few keys in a table that may be too small.
+        #[test]
+        fn never_early_fenced_counted_and_bounded(
+            limit in 1_usize..6,
+            steps in prop::collection::vec((0_u8..5, 0_u64..6, 0_u64..30, 0_usize..8), 1..200),
+        ) {
+            let (mut shard, mut now) = (shard(limit), Time::ZERO);
+            // Of each key: not before, streak, newest holder. And all holders ever.
+            let mut model: HashMap<u64, (Time, u32, HolderId)> = HashMap::new();
+            let mut holders: Vec<(u64, HolderId)> = Vec::new();
+            for (step, id, amount, pick) in steps {
+                let key = Key::from(id);
+                match step {
+                    0 | 1 => match shard.claim(key, &schedule(), now) {
+                        Claim::Granted(grant) => {
+                            // A token that was open may have given way to another key.
+                            let streak = match model.get(&id) {
+                                Some((not_before, streak, _)) => {
+                                    prop_assert!(*not_before <= now, "early");
+                                    streak + 1
+                                }
+                                None => 1,
+                            };
+                            prop_assert!(grant.streak == streak);
+                            prop_assert!(holders.iter().all(|(_, holder)| *holder != grant.holder));
+                            let (least, most) = (schedule().delay(streak, 0.0), schedule().delay(streak, 1.0));
+                            prop_assert!((least..=most).contains(&grant.next_in));
+                            model.insert(id, (now.saturating_add(grant.next_in), streak, grant.holder));
+                            holders.push((id, grant.holder));
+                        }
+                        Claim::NotBefore(wait) => {
+                            prop_assert!(!wait.wait.is_zero());
+                            match (wait.cause, model.get(&id)) {
+                                (WaitCause::Token, Some((not_before, streak, _))) => {
+                                    prop_assert_eq!(now.saturating_add(wait.wait), *not_before);
+                                    prop_assert_eq!(wait.streak, *streak);
+                                }
+                                (WaitCause::Full, None) => {
+                                    prop_assert!(shard.tokens.len() == limit);
+                                    prop_assert!(model.values().all(|(not_before, ..)| *not_before > now));
+                                }
+                                other => prop_assert!(false, "{:?}", other),
+                            }
+                        }
+                    },
+                    2 if !holders.is_empty() => {
+                        let (id, holder) = holders[pick % holders.len()];
+                        let newest = model.get(&id).is_some_and(|(.., newest)| *newest == holder);
+                        let held = shard.held(Key::from(id), holder).is_some();
+                        prop_assert_eq!(held, newest);
+                        if held {
+                            shard.remove(Key::from(id));
+                            model.remove(&id);
+                        }
+                    }
+                    _ => now = now.saturating_add(SECOND * u32::try_from(amount).unwrap()),
+                }
+                prop_assert!(shard.tokens.len() <= limit && shard.order.len() == shard.tokens.len());
+                // What gave way was open.
+                model.retain(|id, (not_before, ..)| {
+                    let kept = shard.tokens.contains_key(&Key::from(*id));
+                    assert!(kept || *not_before <= now, "a live token gave way");
+                    kept
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_been_open_longest_gives_way_first() {
+        let (mut shard, key) = (shard(3), |id: u64| Key::from(id));
+        let flat = |seconds: u32| {
+            Schedule::new().growth(SECOND * seconds, 1.0, SECOND * seconds).unwrap().jitter(0.0).unwrap()
+        };
+        for (id, seconds) in [(1, 30), (2, 10), (3, 20)] {
+            shard.claim(key(id), &flat(seconds), Time::ZERO);
+        }
+        let now = Time::ZERO.saturating_add(25 * SECOND);
+        assert!(matches!(shard.claim(key(4), &flat(60), now), Claim::Granted(_)));
+        assert!(!shard.tokens.contains_key(&key(2)) && shard.tokens.contains_key(&key(3)));
+        assert!(matches!(shard.claim(key(5), &flat(60), now), Claim::Granted(_)));
+        let full = Wait { wait: 5 * SECOND, streak: 0, cause: WaitCause::Full };
+        assert_eq!(shard.claim(key(6), &flat(60), now), Claim::NotBefore(full), "until the first opens");
+    }
+
+    /// Its own hasher takes a key as it is; text goes through the stable one.
+    #[test]
+    fn keys_are_spread_over_all_shards() {
+        let store = LocalTokens::with_limit(1 << 14);
+        for n in 0..4096 {
+            store.claim_now(&format!("invoice:{n}"), &schedule());
+        }
+        assert_eq!(store.len(), 4096);
+        let sizes: Vec<usize> = store.0.shards.iter().map(|shard| lock(shard).tokens.len()).collect();
+        assert!(sizes.iter().all(|size| (150..400).contains(size)), "{sizes:?}");
+        assert!(!store.is_empty() && LocalTokens::new().is_empty());
+    }
+}
