@@ -60,3 +60,21 @@ fn the_report_is_written() {
     std::fs::remove_file(&path).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
 }
+
+/// Beside the calls of a thousand jobs, the retries of a few.
+#[test]
+fn cron_tells_of_retries_too() {
+    let short = ["--set", "agents=20", "--set", "processes=2", "--set", "duration=61"];
+    let o = sim(&[&["cron"][..], &short].concat());
+    assert!(o.status.success());
+    assert!(out(&o).contains("| token | 7 | 5 | 4 | 1 |"), "{}", out(&o));
+    let o = sim(&[&["cron", "--json", "--seed", "3"][..], &short].concat());
+    let lines: Vec<serde_json::Value> =
+        out(&o).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let retries: Vec<_> = lines.iter().filter(|line| line["part"] == "retries").collect();
+    assert_eq!(retries.len(), 12);
+    assert_eq!((&retries[0]["fix"], &retries[0]["figures"]["retries_minute"]), (&"none".into(), &12.into()));
+    // With a policy of one's choice, only what that is about.
+    let o = sim(&[&["cron", "--json", "--policy", "naive"][..], &short].concat());
+    assert_eq!(out(&o).lines().count(), 1);
+}

@@ -197,6 +197,10 @@ impl Service<Job> for Dependency {
 type Agent = BoxCloneService<Job, (), BoxError>;
 
 /// Runs one fix with one seed.
+///
+/// # Panics
+///
+/// If there is no clock to be had for a runtime of one thread.
 pub fn play(fix: Fix, jobs: &Jobs, seed: u64) -> Figures {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
