@@ -62,11 +62,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "apalis")]
+pub mod apalis;
 mod delay;
 mod error;
 mod migrate;
 mod name;
 pub mod queue;
+mod statement;
 mod store;
 
 pub use error::Error;

@@ -3,13 +3,13 @@
 use crate::{
     Error,
     delay::{seconds, window},
-    error::{lost_to_another, spoils_connection},
+    error::lost_to_another,
     migrate::{migrate, migrations},
     name::{InvalidName, quote, text},
+    statement,
 };
 use sqlx::{
-    AssertSqlSafe, PgPool, Postgres, Row,
-    pool::PoolConnection,
+    PgPool, Row,
     postgres::{PgConnectOptions, PgPoolOptions, PgRow},
 };
 use std::{fmt, sync::Arc, time::Duration};
@@ -144,16 +144,8 @@ impl PostgresTokens {
         }
     }
 
-    /// One statement, by itself, as one message.
     async fn run(&self, sql: String) -> Result<Vec<PgRow>, sqlx::Error> {
-        let mut connection = Busy(Some(self.0.pool.acquire().await?));
-        let Some(open) = &mut connection.0 else { return Err(sqlx::Error::PoolClosed) };
-        let result = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut **open).await;
-        if result.as_ref().err().is_none_or(|why| !spoils_connection(why)) {
-            // Back to the pool.
-            drop(connection.0.take());
-        }
-        result
+        statement::run(&self.0.pool, sql).await
     }
 
     async fn run_for_one(&self, sql: String) -> Result<Option<PgRow>, Error> {
@@ -216,18 +208,6 @@ fn duration(micros: i64) -> Duration {
 
 fn streak(row: &PgRow, column: usize) -> Result<u32, sqlx::Error> {
     Ok(u32::try_from(row.try_get::<i32, _>(column)?).unwrap_or(0))
-}
-
-/// A connection on which an answer is due. Dropped before it has come, it is not given back: behind a dead route the
-/// pool would wait for it until the system gives up, and hold its place for as long.
-struct Busy(Option<PoolConnection<Postgres>>);
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        if let Some(connection) = &mut self.0 {
-            connection.close_on_drop();
-        }
-    }
 }
 
 impl RetryTokens for PostgresTokens {
