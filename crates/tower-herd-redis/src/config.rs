@@ -3,6 +3,7 @@
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, ProtocolVersion};
 use redis::{
     TlsMode,
+    io::tcp::TcpSettings,
     sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
 };
 use std::{error::Error, fmt, time::Duration};
@@ -50,8 +51,8 @@ pub enum ConfigError {
     NoTls,
     /// The prefix is empty or has braces, which mean something in keys of a cluster.
     Prefix,
-    /// A time is zero.
-    NoTime(&'static str),
+    /// A time is zero, or longer than an hour.
+    Time(&'static str),
     /// A cluster has one database only, number 0.
     Database,
 }
@@ -65,7 +66,9 @@ impl fmt::Display for ConfigError {
             ConfigError::NoAddress => f.write_str("the fleet's store has no address"),
             ConfigError::NoTls => f.write_str("rediss:// needs the feature `tls` of tower-herd-redis"),
             ConfigError::Prefix => f.write_str("the prefix of keys must have a sign, and no braces"),
-            ConfigError::NoTime(name) => write!(f, "{name} of the fleet's store must be above zero"),
+            ConfigError::Time(name) => {
+                write!(f, "{name} of the fleet's store must be above zero, and an hour at most")
+            }
             ConfigError::Database => f.write_str("a cluster has no database but 0"),
         }
     }
@@ -196,8 +199,8 @@ impl RedisConfig {
             ("connect_timeout", self.connect_timeout),
             ("check_every", self.check_every),
         ] {
-            if time.is_zero() {
-                return Err(ConfigError::NoTime(name));
+            if time.is_zero() || time > Duration::from_secs(3600) {
+                return Err(ConfigError::Time(name));
             }
         }
         #[cfg(feature = "tls")]
@@ -235,7 +238,7 @@ impl RedisConfig {
         if let Some((user, password)) = &self.credentials {
             settings = settings.set_username(user.as_deref().unwrap_or("default")).set_password(password);
         }
-        let node = node.set_redis_settings(settings.set_skip_set_lib_name());
+        let node = node.set_redis_settings(settings.set_skip_set_lib_name()).set_tcp_settings(no_delay());
         #[cfg(feature = "tls")]
         if is_tls(node.addr()) {
             let client = Client::build_with_tls(node, self.certificates());
@@ -266,6 +269,8 @@ impl RedisConfig {
         let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)
             .map_err(|error| bad(0, error))?
             .set_client_to_redis_protocol(ProtocolVersion::RESP3)
+            .set_client_to_redis_tcp_settings(no_delay())
+            .set_client_to_sentinel_tcp_settings(no_delay())
             .set_client_to_redis_db(first.redis_settings().db());
         if let Some(user) = first.redis_settings().username() {
             builder = builder.set_client_to_sentinel_username(user);
@@ -308,6 +313,11 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
+/// A report is one small piece: held back for the answer to the one before, it would wait 40 ms.
+fn no_delay() -> TcpSettings {
+    TcpSettings::default().set_nodelay(true)
+}
+
 fn is_tls(address: &ConnectionAddr) -> bool {
     matches!(address, ConnectionAddr::TcpTls { .. })
 }
@@ -330,5 +340,56 @@ fn parse_all<'a>(urls: impl IntoIterator<Item = &'a str>) -> Result<Vec<Connecti
     match nodes.is_empty() {
         true => Err(ConfigError::NoAddress),
         false => Ok(nodes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_work_is_refused_before_anything_is_connected() {
+        let single = || RedisConfig::single("redis://localhost").unwrap();
+        assert!(single().checked().is_ok());
+        for url in
+            ["", "localhost", "http://localhost", "redis://", "redis://h:99999", "redis://h/x", "unix:"]
+        {
+            let refused = RedisConfig::single(url).and_then(RedisConfig::checked);
+            assert!(matches!(refused, Err(ConfigError::Address { place: 0, .. })), "{url}: {refused:?}");
+        }
+        let two = RedisConfig::cluster(["redis://a", "nothing"]);
+        assert!(matches!(two, Err(ConfigError::Address { place: 1, .. })), "{two:?}");
+        assert!(matches!(RedisConfig::cluster([]), Err(ConfigError::NoAddress)));
+        assert!(matches!(RedisConfig::sentinel("herd", []), Err(ConfigError::NoAddress)));
+        assert!(matches!(RedisConfig::cluster(["redis://a/1"]), Err(ConfigError::Database)));
+        for prefix in ["", "{a}", "a}"] {
+            assert!(matches!(single().prefix(prefix).checked(), Err(ConfigError::Prefix)), "{prefix}");
+        }
+        for time in [Duration::ZERO, Duration::MAX] {
+            for config in
+                [single().response_timeout(time), single().connect_timeout(time), single().check_every(time)]
+            {
+                assert!(matches!(config.checked(), Err(ConfigError::Time(_))), "{time:?}");
+            }
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn tls_needs_its_feature() {
+        for url in ["rediss://localhost", "valkeys://localhost"] {
+            assert!(matches!(RedisConfig::single(url), Err(ConfigError::NoTls)));
+        }
+    }
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let config =
+            RedisConfig::single("redis://user:s3cret@localhost").unwrap().credentials(None, "s3cret");
+        let shown = format!("{config:?} {:?}", crate::RedisStore::new(config.clone()).unwrap());
+        assert!(shown.contains("localhost") && !shown.contains("s3cret"), "{shown}");
+        let error = RedisConfig::single("redis://user:s3cret@local host").unwrap_err();
+        let shown = format!("{error} {error:?}");
+        assert!(!shown.contains("s3cret"), "{shown}");
     }
 }

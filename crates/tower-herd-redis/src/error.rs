@@ -56,11 +56,15 @@ fn of_code(code: &str) -> Option<StoreErrorKind> {
 
 pub(crate) fn kind(error: &RedisError) -> StoreErrorKind {
     if let Some(code) = code(error) {
-        let busy =
-            code == "ERR" && error.detail().is_some_and(|detail| detail.starts_with("max number of clients"));
+        let says = |text| error.detail().is_some_and(|detail| detail.starts_with(text));
         return match of_code(code) {
             Some(kind) => kind,
-            None if busy => StoreErrorKind::Unavailable,
+            None if code != "ERR" => StoreErrorKind::Invalid,
+            None if says("max number of clients") => StoreErrorKind::Unavailable,
+            // A command inside the script: 7.0, and 7.2 and later.
+            None if says("The user executing the script can't") || says("ACL failure in script") => {
+                StoreErrorKind::Denied
+            }
             None => StoreErrorKind::Invalid,
         };
     }
@@ -141,6 +145,14 @@ mod tests {
                     "ERR",
                     "Error running script (call to f_1): @user_script:1: -NOPERM this user has no permissions",
                 ),
+                StoreErrorKind::Denied,
+            ),
+            (
+                says("ERR", "The user executing the script can't run this command or subcommand script: 1"),
+                StoreErrorKind::Denied,
+            ),
+            (
+                says("ERR", "ACL failure in script: User herd has no permissions to run the 'hset' command"),
                 StoreErrorKind::Denied,
             ),
             (says("ERR", "Error running script: attempt to index a nil value"), StoreErrorKind::Invalid),

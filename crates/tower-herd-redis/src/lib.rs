@@ -1,7 +1,8 @@
 //! The store of a tower-herd fleet on Redis or Valkey.
 //!
 //! ```text
-//! ACL SETUSER herd on >PASSWORD ~herd:v1:* &herd:v1:* +eval +evalsha +eval_ro +evalsha_ro +hget +hset +hgetall +hdel +del +time +info +hello +publish +spublish +subscribe +ssubscribe +cluster|slots
+//! ACL SETUSER herd on >PASSWORD ~herd:v1:* &herd:v1:* +eval +evalsha +eval_ro +evalsha_ro +hget +hmget +hset +hgetall +hdel +del +time +info +hello +publish +spublish +subscribe +ssubscribe +cluster|slots
+//! ACL SETUSER look on >PASSWORD ~herd:v1:* +eval +evalsha +eval_ro +evalsha_ro +hget +hgetall +time +hello
 //! ```
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,6 @@ mod store;
 mod token;
 
 pub use config::{ConfigError, RedisConfig};
-pub use status::Status;
+pub use status::{Member, Open, Pause, Probe, Rate, Scope, Status};
 pub use store::RedisStore;
 pub use token::RedisTokens;

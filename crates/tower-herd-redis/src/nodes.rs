@@ -232,8 +232,9 @@ impl Cluster {
                             self.lock().routes.insert(slot, there.as_str().into());
                         }
                         hops += 1;
-                        if hops > MOST_HOPS {
-                            return Err(error);
+                        if hops > MOST_HOPS || tried.contains(&there) {
+                            // Where it should be, nobody is.
+                            return Err(last.unwrap_or(error));
                         }
                         next = Some((there, once));
                         continue;

@@ -51,8 +51,8 @@ impl RedisStore {
         Ok(RedisStore(Arc::new(Inner {
             config,
             nodes,
-            lease: Code::new(include_str!("../tests/support/stand_in.lua")),
-            peek: Code::new(include_str!("../tests/support/stand_in_peek.lua")),
+            lease: Code::new(include_str!("lease.lua")),
+            peek: Code::new(include_str!("peek.lua")),
             providers: watch::Sender::new(BTreeSet::new()),
         })))
     }

@@ -88,6 +88,10 @@ async fn a_slot_that_moves_is_followed() {
         let seq = holder.report.seq;
         assert_eq!(holder.exchange(&store, provider).await.unwrap().before, seq, "still there");
         cluster.move_key(&key, from, to);
+        // Another server, of which nobody knows whether it has all: the book begins anew, and for a while nobody
+        // is given more.
+        let grant = holder.exchange(&store, provider).await.unwrap();
+        assert!(grant.before == 0 && grant.learning > 0, "{grant:?}");
         for _ in 0..3 {
             let seq = holder.report.seq;
             assert_eq!(holder.exchange(&store, provider).await.unwrap().before, seq, "ASK");

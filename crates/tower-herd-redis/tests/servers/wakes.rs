@@ -165,7 +165,6 @@ async fn without_the_right_to_the_channels_there_is_polling() {
     assert!(denied <= 10, "{denied}");
 }
 
-/// It works through a proxy that loses every answer but for a while, and never twice the same wake for one message.
 #[tokio::test]
 async fn a_message_is_heard_once() {
     let redis = Redis::start().await;
