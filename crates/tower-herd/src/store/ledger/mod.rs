@@ -17,6 +17,8 @@
 
 mod control;
 mod limits;
+#[cfg(test)]
+mod model;
 mod rates;
 mod record;
 mod scopes;
@@ -141,25 +143,28 @@ impl Ledger {
 }
 
 impl Book {
-    /// Another life. What is not about who holds what is kept, if there is something to keep: a pause of hours
-    /// does not end because a replica was promoted.
+    /// Another life. Nobody believes who holds what. The rest is kept, if there is something to keep: a pause of
+    /// hours does not end because a replica was promoted.
     fn begin(old: Option<Book>, clock: u64, run: &str, report: &Report, learns: bool) -> Self {
         let now = old.as_ref().map_or(clock, |old| old.now + clock.saturating_sub(old.clock));
-        let (counter, control, scopes) = old.map_or_else(
-            || (0, Control::new(report.limits.start), Scopes::default()),
-            |old| (old.counter, old.control, old.scopes.outlive()),
+        let learning = Times::of(&report.terms).learning();
+        let (counter, control, scopes, mut records) = old.map_or_else(
+            || (0, Control::new(report.limits.start), Scopes::default(), BTreeMap::new()),
+            |old| (old.counter, old.control, old.scopes.outlive(), old.records),
         );
+        // What is safe is kept too: its holder may be cut off, and use it still.
+        records.retain(|_, record| record.outlive(now + learning));
         Book {
             epoch: report.offer,
             run: run.to_owned(),
             clock,
             now,
             began: now,
-            learn_until: if learns { now + Times::of(&report.terms).learning() } else { now },
+            learn_until: if learns { now + learning } else { now },
             hard: learns,
             counter,
             low: 0.0,
-            records: BTreeMap::new(),
+            records,
             control,
             scopes,
             rates: [None, None],

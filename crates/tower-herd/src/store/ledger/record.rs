@@ -100,14 +100,30 @@ impl Record {
     pub(super) fn expire(&mut self, now: u64) -> bool {
         if now >= self.until && !self.lapsed && self.safe.min(self.charge) > 0 {
             self.pass = self.pass_at(self.until);
-            self.heard = self.until;
-            self.charge = self.charge.min(self.safe);
-            self.busy = self.busy.min(self.charge);
-            self.until += self.grace;
-            (self.lapsed, self.pending) = (true, false);
-            (self.need, self.headroom, self.target) = (0, 0, 0);
+            self.lapse();
         }
         now < self.until
+    }
+
+    /// The book has another life, in which all leases have run out by `until`, and this may be what its holder
+    /// still has. False if nothing is left of it.
+    pub(super) fn outlive(&mut self, until: u64) -> bool {
+        if self.safe.min(self.charge) == 0 {
+            return false;
+        }
+        // There was no service in this life yet.
+        (self.until, self.pass) = (until, 0.0);
+        self.lapse();
+        true
+    }
+
+    fn lapse(&mut self) {
+        self.heard = self.until;
+        self.charge = self.charge.min(self.safe);
+        self.busy = self.busy.min(self.charge);
+        self.until += self.grace;
+        (self.lapsed, self.pending) = (true, false);
+        (self.need, self.headroom, self.target) = (0, 0, 0);
     }
 
     /// What it may have in flight at worst, now that it has reported.
