@@ -151,15 +151,37 @@ local function read_all()
   end
 end
 
+-- A lease has run out: what is left is what is safe.
+local function lapse(r)
+  r[HEARD] = r[UNTIL]
+  r[CHARGE] = min(r[CHARGE], r[SAFE])
+  r[BUSY] = min(r[BUSY], r[CHARGE])
+  r[UNTIL] = r[UNTIL] + r[GRACE]
+  r[LAPSED], r[PENDING] = true, false
+  r[NEED], r[HEADROOM], r[TARGET] = 0, 0, 0
+end
+
 if lost then
-  -- Nothing that anybody holds may be believed. What is not about that is kept, if there is something to keep.
-  redis.call('DEL', key)
+  -- Nobody believes who holds what. The rest is kept, if there is something to keep: a pause of hours does not end
+  -- because a replica was promoted.
   local now = s and s.now + max(0, clock - s.clock) or clock
   if s then
+    read_all()
+    for id, r in pairs(records) do
+      if min(r[SAFE], r[CHARGE]) > 0 then
+        -- Its holder may be cut off, and use it still. There was no service in this life yet.
+        r[UNTIL], r[PASS] = now + learning_time, 0
+        lapse(r)
+        dirty[id] = true
+      else
+        records[id] = nil
+      end
+    end
     for _, scope in ipairs(s.scopes) do
       if scope.open then scope.open.version = 0 end
     end
   end
+  redis.call('DEL', key)
   s = {
     epoch = report.offer, run = run, clock = clock, now = now,
     began = now, learn_until = now + learning_time, hard = true,
@@ -219,12 +241,7 @@ end
 local function expire(id, r)
   if now >= r[UNTIL] and not r[LAPSED] and min(r[SAFE], r[CHARGE]) > 0 then
     r[PASS] = pass_at(r, r[UNTIL])
-    r[HEARD] = r[UNTIL]
-    r[CHARGE] = min(r[CHARGE], r[SAFE])
-    r[BUSY] = min(r[BUSY], r[CHARGE])
-    r[UNTIL] = r[UNTIL] + r[GRACE]
-    r[LAPSED], r[PENDING] = true, false
-    r[NEED], r[HEADROOM], r[TARGET] = 0, 0, 0
+    lapse(r)
     dirty[id] = true
   end
   if now >= r[UNTIL] then

@@ -162,15 +162,15 @@ fn compare(shape: &Shape, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn a_small_fleet_with_faults() {
-    compare(&ledger_fleet::SMALL, seeds(60, 3000));
+    compare(&ledger_fleet::SMALL, seeds(30, 3000));
 }
 
 #[test]
 fn a_fleet_with_more_members_than_slots() {
-    compare(&ledger_fleet::CROWDED, seeds(20, 500));
+    compare(&ledger_fleet::CROWDED, seeds(10, 500));
 }
 
 #[test]
 fn a_fleet_too_large_to_look_at_all_each_time() {
-    compare(&ledger_fleet::LARGE, seeds(4, 100));
+    compare(&ledger_fleet::LARGE, seeds(3, 100));
 }
