@@ -715,6 +715,30 @@ async fn a_run_that_the_store_does_not_know_is_not_told_to_it() {
     assert_eq!(tokens.store().clears(), clears);
 }
 
+/// A run that succeeded is known to have, whoever was refused meanwhile.
+#[tokio::test(start_paused = true)]
+async fn what_succeeded_is_not_closed_without_the_store() {
+    let told = Told::default();
+    let tokens = told.tokens(OnOutage::Local);
+    let handler = Handler::new(Does::Take(SECOND, true));
+    let schedule = Schedule::new().growth(60 * SECOND, 2.0, 600 * SECOND).unwrap();
+    let service = RetryTokenLayer::new(&tokens, key, attempt).schedule(schedule).layer(handler.clone());
+    let job = tokio::spawn({
+        let service = service.clone();
+        async move { run(&service, Job::new("a", 1)).await }
+    });
+    sleep(SECOND / 2).await;
+    refusal(&run(&service, Job::new("a", 2)).await);
+    job.await.unwrap().unwrap();
+    tokens.store().set(Health::Down);
+    run(&service, Job::new("a", 2)).await.unwrap();
+    // And what did not is.
+    refusal(&{
+        assert!(timeout(SECOND / 2, run(&service, Job::new("b", 2))).await.is_err());
+        run(&service, Job::new("b", 2)).await
+    });
+}
+
 // ---------------------------------------------------------------------------------- tokens in memory
 
 #[tokio::test(start_paused = true)]

@@ -418,3 +418,45 @@ fn settings_are_loaded() {
     assert_eq!(tokens, TokenSettings::new().timeout(SECOND).on_outage(closed));
     assert!(serde_json::from_str::<TokenSettings>(r#"{ "timeouts": "1s" }"#).is_err());
 }
+
+/// Between the look at the token and the claim of the probe, somebody else's probe has closed it.
+#[tokio::test(start_paused = true)]
+async fn who_comes_too_late_to_probe_is_an_ordinary_run() {
+    let fleet = Fleet::new(exact());
+    let agent = fleet.agent();
+    for _ in 0..5 {
+        try_run(&agent, job()).await;
+    }
+    sleep(600 * SECOND).await;
+    let late = tokio::spawn({
+        let agent = agent.clone();
+        async move { run(&agent, job()).await }
+    });
+    // It looks until 2 ms have passed, and claims until 4.
+    sleep(MS(3)).await;
+    let token = fleet.store.tokens.peek("breaker:crm").await.unwrap().unwrap();
+    assert!(fleet.store.tokens.clear("breaker:crm", token.holder).await.unwrap());
+    assert!(late.await.unwrap().unwrap_err().is::<Failed>());
+    // Its failure is the first of a new row, and not that of a probe.
+    assert_eq!(fleet.store.peek("breaker:crm").await.unwrap().unwrap().streak, 1);
+    assert!(run(&agent, job()).await.unwrap_err().is::<Failed>());
+}
+
+/// What a process takes into an outage of the store is what it last saw, and not what it saw once.
+#[tokio::test(start_paused = true)]
+async fn a_breaker_that_has_closed_is_not_open_without_the_store() {
+    let fleet = Fleet::new(exact());
+    let (agent, other) = (fleet.agent(), fleet.agent());
+    for _ in 0..5 {
+        try_run(&agent, job()).await;
+    }
+    refusal(&run(&other, job()).await);
+    // An operator closes it.
+    let token = fleet.store.tokens.peek("breaker:crm").await.unwrap().unwrap();
+    assert!(fleet.store.tokens.clear("breaker:crm", token.holder).await.unwrap());
+    fleet.handler.set(Does::Succeed);
+    run(&other, job()).await.unwrap();
+    fleet.store.set(Health::Down);
+    run(&other, job()).await.unwrap();
+    assert_eq!(fleet.alerts().len(), 1);
+}
