@@ -98,10 +98,9 @@ end
 -- The limits of a member as one text, since most say the same: generation, floor, start, ceiling, requests
 -- (a minute, burst), tokens (a minute, burst); `-` for none.
 local function limits_text(l)
-  local function n(x) return x and string.format('%.0f', x) or '-' end
   local r, t = l.requests or {}, l.tokens or {}
-  return table.concat({ n(l.generation), n(l.floor), n(l.start), n(l.ceiling), n(r.per_minute), n(r.burst),
-    n(t.per_minute), n(t.burst) }, ' ')
+  return table.concat({ l.generation, l.floor, l.start, l.ceiling or '-', r.per_minute or '-', r.burst or '-',
+    t.per_minute or '-', t.burst or '-' }, ' ')
 end
 
 local function limits_of(text)
@@ -138,18 +137,27 @@ local gap_most = clamp(report.terms.gap, 100, DAY)
 local learning_time = min(report.terms.ttl, DAY) + min(report.terms.extra, DAY)
 local weight = clamp(report.weight, 1, HEAVIEST)
 
-local found = redis.call('HMGET', key, 's', holder)
-local s = found[1] and cmsgpack.unpack(found[1])
-local lost = not s or s.run ~= run or (report.epoch == s.epoch and report.version > s.counter)
-local records, dirty = {}, {}
-local gone = {}
+-- All records, or where there are many, first only what is needed without a look at all.
+local s, records, dirty, gone = nil, {}, {}, {}
+local read, own_text = false, nil
 
 local function read_all()
+  if read then return end
+  read = true
   local raw = redis.call('HGETALL', key)
   for i = 1, #raw, 2 do
-    if raw[i] ~= 's' then records[raw[i]] = cmsgpack.unpack(raw[i + 1]) end
+    local value = cmsgpack.unpack(raw[i + 1])
+    if raw[i] == 's' then s = s or value else records[raw[i]] = value end
   end
 end
+
+if redis.call('HLEN', key) > MANY + 1 then
+  local found = redis.call('HMGET', key, 's', holder)
+  s, own_text = found[1] and cmsgpack.unpack(found[1]), found[2]
+else
+  read_all()
+end
+local lost = not s or s.run ~= run or (report.epoch == s.epoch and report.version > s.counter)
 
 -- A lease has run out: what is left is what is safe.
 local function lapse(r)
@@ -180,6 +188,8 @@ if lost then
     for _, scope in ipairs(s.scopes) do
       if scope.open then scope.open.version = 0 end
     end
+  else
+    records = {}
   end
   redis.call('DEL', key)
   s = {
@@ -187,7 +197,7 @@ if lost then
     began = now, learn_until = now + learning_time, hard = true,
     counter = s and s.counter or 0, low = 0, n = 0,
     scopes = s and s.scopes or {}, scope_generation = s and s.scope_generation or 0,
-    rates = { false, false }, merged = limits_of(limits_text(report.limits)),
+    rates = { false, false }, merged = limits_of(limits_text(report.limits)), text = false,
     plan = { at = 0, stored = false, lack = {}, needy = 0, wanting = { 0, 0 } },
     control = s and s.control or {
       floor = 1, configured = false, limit = false, cap = clamp(report.limits.start, 1, MOST), generation = 1,
@@ -209,8 +219,8 @@ local jumped = passed > gap_most or back > STEP
 local full = lost or jumped or not plan.stored or now >= plan.at + EVERY
 if full and not lost then
   read_all()
-elseif found[2] and not lost then
-  records[holder] = cmsgpack.unpack(found[2])
+elseif own_text and not lost then
+  records[holder] = cmsgpack.unpack(own_text)
 end
 
 if jumped then
@@ -274,6 +284,7 @@ local function find(name)
 end
 
 local function forget()
+  if #scopes == 0 then return end
   local kept = {}
   for _, scope in ipairs(scopes) do
     if scope.open and now >= scope.open['until'] + DAY then scope.open = false end
@@ -762,18 +773,31 @@ end
 
 local learning = now < s.learn_until and (s.hard or sums.pending > 0)
 
--- The limits in force.
+-- The limits in force. `s.text` are those that all members agree on: mostly, that is what they did before.
 if not full then
-  if not report.bye and not stale then s.merged = merge(s.merged, limits_of(own_limits)) end
+  if not report.bye and not stale and own_limits ~= s.text then
+    s.merged, s.text = merge(s.merged, limits_of(own_limits)), false
+  end
 else
-  local merged, seen = nil, {}
+  local one, more
   for _, r in pairs(records) do
-    if member(r) and not seen[r[LIMITS]] then
-      seen[r[LIMITS]] = true
-      merged = merge(merged, limits_of(r[LIMITS]))
+    if member(r) then
+      one = one or r[LIMITS]
+      more = more or r[LIMITS] ~= one
     end
   end
-  s.merged = merged or s.merged
+  if more then
+    local merged, seen = nil, {}
+    for _, r in pairs(records) do
+      if member(r) and not seen[r[LIMITS]] then
+        seen[r[LIMITS]] = true
+        merged = merge(merged, limits_of(r[LIMITS]))
+      end
+    end
+    s.merged, s.text = merged, false
+  elseif one and one ~= s.text then
+    s.merged, s.text = limits_of(one), one
+  end
 end
 configure(s.merged[2], s.merged[4])
 for i = 1, 2 do
