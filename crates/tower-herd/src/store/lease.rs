@@ -444,3 +444,211 @@ impl Lease {
         self.use_by.saturating_since(now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Seeds;
+    use proptest::prelude::*;
+
+    fn at(ms: u64) -> Time {
+        Time::from_nanos((1_000_000 + ms) * 1_000_000)
+    }
+
+    fn lease(settings: FleetSettings) -> Lease {
+        Lease::new(HolderId(7), settings, Seeds::from_seed(1).session(), at(0))
+    }
+
+    fn load(cap: u32, busy: u32, waiting: u32) -> Load {
+        Load { cap, busy, waiting }
+    }
+
+    fn grant(epoch: u64, version: u64, slots: u32) -> Grant {
+        Grant {
+            epoch: Epoch(epoch),
+            version,
+            slots,
+            safe: 0,
+            target: slots,
+            contended: false,
+            turns: false,
+            stale: false,
+            before: 0,
+            learning: 0,
+            again: None,
+            members: 2,
+            weights: 2,
+            ceiling: 10,
+            generation: 1,
+            disagree: false,
+            scopes: Vec::new(),
+            rates: Vec::new(),
+        }
+    }
+
+    /// One exchange: what it is bound to after it.
+    fn exchange(lease: &mut Lease, ms: u64, load: Load, grant: &Grant) -> u32 {
+        lease.report(at(ms), load, Epoch(99));
+        lease.granted(at(ms + 1), load, grant).0.map_or(load.cap, |bond| bond.cap)
+    }
+
+    // inngest/inngest#3733, #3814: a late or doubled answer changes nothing for the worse of others.
+    #[test]
+    fn only_a_new_version_raises_what_is_held() {
+        let mut lease = lease(FleetSettings::new());
+        assert_eq!(exchange(&mut lease, 0, load(0, 0, 3), &grant(1, 5, 3)), 3);
+        assert_eq!(exchange(&mut lease, 10, load(2, 2, 1), &grant(1, 5, 3)), 2, "given back meanwhile");
+        assert_eq!(exchange(&mut lease, 20, load(2, 2, 1), &grant(1, 4, 9)), 2, "an older one");
+        assert_eq!(exchange(&mut lease, 30, load(2, 2, 1), &grant(1, 6, 4)), 4);
+        // Another life of the book; then one of the dead one.
+        assert_eq!(exchange(&mut lease, 40, load(4, 2, 1), &Grant { learning: 9000, ..grant(2, 1, 9) }), 4);
+        assert_eq!(exchange(&mut lease, 50, load(4, 2, 1), &grant(1, 70, 9)), 4);
+        assert_eq!(exchange(&mut lease, 60, load(4, 2, 1), &grant(2, 2, 5)), 5);
+        assert_eq!(exchange(&mut lease, 70, load(5, 2, 1), &Grant { stale: true, ..grant(2, 9, 9) }), 9);
+    }
+
+    #[test]
+    fn a_lease_counts_from_before_its_report_was_sent() {
+        let mut lease = lease(FleetSettings::new().outage(Outage::Keep(0.5)));
+        lease.report(at(0), load(0, 0, 4), Epoch(9));
+        assert!(lease.due(at(400), load(0, 0, 4)).is_none(), "one report at a time");
+        lease.granted(at(400), load(0, 0, 4), &Grant { safe: 2, ..grant(1, 1, 4) });
+        assert_eq!(lease.use_by(), at(6950));
+        assert!(lease.lapse(at(6949), load(4, 4, 0)).is_none());
+        assert_eq!(lease.state(at(6949)), LeaseState::Held);
+        assert_eq!(lease.lapse(at(6950), load(4, 4, 0)), Some(Bond { cap: 2, shed: None }));
+        assert_eq!((lease.state(at(6950)), lease.use_by()), (LeaseState::Lost, at(606_950)));
+        assert!(!lease.is_reclaimed(at(9999)) && lease.is_reclaimed(at(10_000)));
+        // What it held less than it might keep it does not get back by losing the store.
+        assert_eq!(lease.lapse(at(7000), load(1, 1, 0)).map(|bond| bond.cap), Some(1));
+        assert_eq!(lease.lapse(at(606_950), load(2, 2, 0)).map(|bond| bond.cap), Some(0));
+        // An answer that took longer than the lease is worth nothing.
+        lease.report(at(700_000), load(0, 0, 4), Epoch(9));
+        assert_eq!(
+            lease.granted(at(707_000), load(0, 0, 4), &grant(1, 2, 4)).0.map(|bond| bond.cap),
+            Some(0)
+        );
+    }
+
+    #[test]
+    fn slots_that_others_lack_go_back_after_their_tenure() {
+        let mut lease = lease(FleetSettings::new());
+        let contended = Grant { target: 1, contended: true, ..grant(1, 1, 3) };
+        exchange(&mut lease, 0, load(0, 0, 3), &contended);
+        assert_eq!(lease.bind(at(100), load(3, 2, 1), false), Bond { cap: 3, shed: None }, "not at once");
+        let due = lease.due(at(100), load(3, 2, 0)).expect("none under way");
+        assert_eq!(due, at(1 + 250), "it looks again then");
+        assert_eq!(lease.bind(at(251), load(3, 2, 1), false), Bond { cap: 2, shed: Some(1) });
+        // Turns: each slot after one call.
+        exchange(&mut lease, 300, load(2, 2, 1), &Grant { turns: true, target: 1, ..contended });
+        assert_eq!(lease.bind(at(301), load(2, 2, 1), false).shed, Some(0));
+        // Nobody lacks any: what was used lately stays, and one.
+        exchange(&mut lease, 400, load(2, 1, 0), &grant(1, 2, 9));
+        assert_eq!(lease.bind(at(500), load(9, 1, 0), false), Bond { cap: 4, shed: None });
+        assert_eq!(lease.bind(at(9000), load(4, 0, 0), false), Bond { cap: 1, shed: None });
+        // After a pause all begin from what is in service.
+        assert_eq!(lease.bind(at(9001), load(4, 2, 2), true).cap, 2);
+    }
+
+    // L23, redisson/redisson#5762: a wake-up that was missed costs no more than a poll.
+    #[test]
+    fn who_lacks_slots_asks_soon_and_then_polls() {
+        let mut lease = lease(FleetSettings::new());
+        exchange(&mut lease, 0, load(0, 0, 0), &grant(1, 1, 1));
+        let asks = lease.due(at(100), load(1, 1, 1)).expect("none under way");
+        assert!(asks <= at(120), "{asks:?}");
+        exchange(&mut lease, 120, load(1, 1, 1), &Grant { target: 1, ..grant(1, 1, 1) });
+        let polls = lease.due(at(130), load(1, 1, 1)).expect("none under way");
+        assert!(polls >= at(120 + 325) && polls <= at(120 + 975), "{polls:?}");
+        let again = Grant { target: 1, again: Some(40), ..grant(1, 1, 1) };
+        exchange(&mut lease, 500, load(1, 1, 1), &again);
+        assert_eq!(lease.due(at(505), load(1, 1, 1)), Some(at(541)));
+    }
+
+    #[test]
+    fn news_are_told_until_they_were_heard() {
+        let mut lease = lease(FleetSettings::new());
+        let throttled = |calls| News::Throttled { generation: 3, calls, wait: 1000 };
+        (0..100).for_each(|_| lease.tell(throttled(1)));
+        assert_eq!(lease.report(at(0), load(0, 0, 0), Epoch(9)).news, [throttled(100)]);
+        lease.failed(at(500));
+        lease.tell(throttled(1));
+        let report = lease.report(at(600), load(0, 0, 0), Epoch(9));
+        assert_eq!(report.news, [throttled(100), throttled(1)], "what may have been heard is told again");
+        lease.tell(News::Quota { of: crate::store::Quantity::Tokens, left: 4 });
+        lease.granted(at(601), load(0, 0, 0), &grant(1, 1, 1));
+        assert_eq!(lease.report(at(700), load(0, 0, 0), Epoch(9)).news.len(), 1, "the rest was heard");
+        lease.failed(at(701));
+        (0..1000).for_each(|n| lease.tell(News::Cleared { scope: None, generation: n }));
+        assert_eq!(lease.report(at(800), load(0, 0, 0), Epoch(9)).news.len(), NEWS, "memory is bounded");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Need(u32),
+        Grant { version: u64, slots: u32, target: u32, contended: bool },
+        Fail,
+        News,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0u32..20).prop_map(Step::Need),
+            (0u64..3, 0u32..20, 0u32..20, any::<bool>()).prop_map(|(version, slots, target, contended)| {
+                Step::Grant { version, slots, target, contended }
+            }),
+            Just(Step::Fail),
+            Just(Step::News),
+        ]
+    }
+
+    proptest! {
+        /// However much is needed, refused and told: two reports a second, and a few at once; and a renewal
+        /// in time, always.
+        #[test]
+        fn two_reports_a_second_at_most(steps in prop::collection::vec((0u64..400, step()), 1..300)) {
+            let mut lease = lease(FleetSettings::new());
+            let (mut now, mut here, mut version) = (0u64, load(0, 0, 0), 1);
+            let mut sent = Vec::new();
+            for (passed, step) in steps {
+                let end = now + passed;
+                while let Some(due) = lease.due(at(now), here) {
+                    let due = due.as_nanos().div_ceil(1_000_000).saturating_sub(1_000_000);
+                    now = now.max(due.min(end));
+                    if due > end {
+                        break;
+                    }
+                    let bond = lease.bind(at(now), here, false);
+                    prop_assert!(bond.cap <= here.cap && bond.cap >= here.busy.min(here.cap));
+                    here.cap = bond.cap;
+                    let report = lease.report(at(now), here, Epoch(9));
+                    prop_assert_eq!(report.held, here.cap.max(here.busy));
+                    sent.push(now);
+                }
+                now = end;
+                match step {
+                    Step::Need(need) => {
+                        here.busy = need.min(here.cap);
+                        here.waiting = need - here.busy;
+                    }
+                    Step::News => lease.hurry(),
+                    Step::Fail => lease.failed(at(now)),
+                    Step::Grant { version: newer, slots, target, contended } => {
+                        version += newer;
+                        let news = lease.epoch.is_none() || version > lease.version;
+                        let told = Grant { target, contended, ..grant(1, version, slots) };
+                        if let (Some(bond), _) = lease.granted(at(now), here, &told) {
+                            prop_assert!(news || bond.cap <= here.cap);
+                            prop_assert!(bond.cap <= slots.max(here.cap));
+                            here.cap = bond.cap;
+                        }
+                    }
+                }
+            }
+            for (n, first) in sent.iter().enumerate() {
+                let within = sent[n..].iter().take_while(|sent| **sent < first + 10_000).count();
+                prop_assert!(within <= 20 + BURST as usize, "{} in ten seconds", within);
+            }
+        }
+    }
+}
