@@ -6,6 +6,7 @@ mod support;
 mod book;
 mod cluster;
 mod connections;
+mod fleet;
 mod sentinel;
 mod single;
 mod tokens;
