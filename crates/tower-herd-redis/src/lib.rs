@@ -54,7 +54,7 @@
 //! | single, [`RedisConfig::single`] | `redis://`, or `unix://` for a socket. A name that always leads to the primary will do: a server that turns out to be a replica is left, and the name is looked up again |
 //! | sentinels, [`RedisConfig::sentinel`] | the sentinels answer `SENTINEL MASTERS` and `ROLE`, and name addresses that we can reach |
 //! | cluster, [`RedisConfig::cluster`] | nodes announce addresses that we can reach. `MOVED` and `ASK` are followed. From 7.0 on wake-ups stay in their shard (`SPUBLISH`); before, they go to all nodes |
-//! | TLS, feature `tls` | `rediss://`, rustls; certificates name what we connect to (in a cluster, what its nodes announce). The system's authorities vouch for them, or [`RedisConfig::tls_authority`]. Where the process has set no provider of cryptography for rustls, ours (ring) becomes its default |
+//! | TLS, feature `tls` | `rediss://`, rustls; certificates name what we connect to (in a cluster, what its nodes announce). The system's authorities vouch for them, or those of `RedisConfig::tls_authority`. Where the process has set no provider of cryptography for rustls, ours (ring) becomes its default |
 //!
 //! The rights that are enough for a fleet, and for who only looks (`peek`):
 //!

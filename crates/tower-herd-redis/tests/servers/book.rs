@@ -153,6 +153,58 @@ async fn redisson_4100_6302_holders_that_come_and_go_leave_nothing() {
     assert!(most > 2, "{most}");
 }
 
+/// Numbers at their limits, and far beyond what makes sense, in each field of a report: it is answered, and so are the
+/// others after it.
+#[tokio::test]
+async fn fields_at_their_limits() {
+    let redis = Redis::start().await;
+    let store = RedisStore::open(&redis.url()).unwrap();
+    let scopes = (0..200).map(|number| News::Paused {
+        scope: Some(format!("scope {number} {}", "x".repeat(1000))),
+        wait: u64::MAX,
+        reason: PauseReason::Hint,
+    });
+    let (rate, huge) = (RateLimit { per_minute: u64::MAX, burst: u64::MAX }, 100_000_000_000_000);
+    for step in 0..4 {
+        let provider = format!("provider {step}");
+        let mut other = Holder::new(1);
+        other.report.limits.ceiling = Some(5);
+        other.report.need = 3;
+        other.exchange(&store, &provider).await.unwrap();
+        let mut holder = Holder::new(u128::MAX);
+        let report = &mut holder.report;
+        report.label = "l".repeat(10_000);
+        (report.held, report.busy, report.need) = (u32::MAX, u32::MAX, u32::MAX);
+        (report.headroom, report.weight, report.served) = (u32::MAX, u32::MAX, u32::MAX);
+        if step >= 1 {
+            report.limits.generation = 1 << 40;
+            report.limits.ceiling = Some(u32::MAX);
+            report.limits.requests = Some(rate);
+            report.limits.tokens = Some(RateLimit { per_minute: huge, burst: huge });
+            report.rates = [Quantity::Requests, Quantity::Tokens]
+                .map(|of| RateReport { of, want: u64::MAX, least: u64::MAX, chunk: u64::MAX, rest: u64::MAX })
+                .into();
+        }
+        if step >= 2 {
+            report.news = scopes.clone().collect();
+            report.news.push(News::Throttled { generation: u64::MAX, calls: u32::MAX, wait: u64::MAX });
+            report.news.push(News::Quota { of: Quantity::Tokens, left: u64::MAX });
+        }
+        if step >= 3 {
+            (report.terms.ttl, report.terms.gap, report.terms.extra) = (u64::MAX, 0, u64::MAX);
+            (report.terms.grace, report.terms.trickle, report.terms.keep) = (u64::MAX, u32::MAX, f64::MAX);
+        }
+        for round in 0..5 {
+            let grant = holder.exchange(&store, &provider).await;
+            assert!(grant.is_ok(), "{step} {round}: {grant:?}");
+            let grant = other.exchange(&store, &provider).await;
+            assert!(grant.is_ok(), "{step} {round}: {grant:?}");
+            let status = store.peek(&provider).await;
+            assert!(status.is_ok(), "{step} {round}: {status:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_restart_without_data_is_a_new_book() {
     let mut redis = Redis::start().await;

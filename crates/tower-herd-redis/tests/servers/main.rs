@@ -24,7 +24,7 @@ pub(crate) struct Holder {
 
 impl Holder {
     pub(crate) fn new(id: u128) -> Self {
-        let mut report = Report::new(HolderId(id), Epoch(0xfeed + id as u64));
+        let mut report = Report::new(HolderId(id), Epoch(0xfeed ^ id as u64));
         report.seq = 0;
         Holder { report }
     }
