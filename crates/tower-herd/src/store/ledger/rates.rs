@@ -30,7 +30,7 @@ pub(super) struct Held {
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
     limit: RateLimit,
-    level: u64,
+    pub(super) level: u64,
     at: u64,
     /// What was handed out since `since`, and in as long a time before: what may still be on its way.
     since: u64,
