@@ -157,6 +157,31 @@ async fn processes_share_one_ceiling() {
     assert!(rate <= 2.0, "{rate}");
 }
 
+// With times of a lease that are shorter than the defaults, everything is: nobody is taken for silent who reports as
+// often as it is to.
+#[tokio::test(start_paused = true)]
+async fn processes_with_short_leases_share_one_ceiling() {
+    let store = MemoryStore::new();
+    let settings = FleetSettings::new().ttl(MS(2500)).renew(MS(200)).gap(MS(600)).answer_within(MS(200));
+    let mut counters = Vec::new();
+    for seed in 0..4 {
+        let provider = configured(&process(&store, seed, settings.clone()), 10);
+        let counter = Counter::default();
+        for _ in 0..10 {
+            tokio::spawn(calls(provider.clone(), counter.clone(), MS(40), 100_000));
+        }
+        counters.push(counter);
+        sleep(MS(1000)).await;
+    }
+    let before: Vec<u32> = counters.iter().map(Counter::calls).collect();
+    sleep(MS(10_000)).await;
+    // 250 calls a second: a quarter of them each, if it came out even.
+    for (counter, before) in counters.iter().zip(before) {
+        let calls = counter.calls() - before;
+        assert!((300..=900).contains(&calls), "{calls}");
+    }
+}
+
 fn configured(fleet: &Fleet, ceiling: u32) -> Provider {
     fleet.configure("search", ProviderSettings::new().ceiling(ceiling)).expect("valid")
 }

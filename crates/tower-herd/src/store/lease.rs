@@ -20,6 +20,10 @@ const POLL: Duration = Duration::from_millis(650);
 /// The most reports at once; over time it is two a second.
 const BURST: u32 = 8;
 const EVERY: Duration = Duration::from_millis(500);
+/// Where leases are renewed more often than once a second, these two times are so much of a renewal: who is heard of
+/// less often than its renewals come is taken for silent.
+const POLL_PART: (u32, u32) = (13, 20);
+const EVERY_PART: (u32, u32) = (1, 2);
 /// For so long the most that was needed is remembered.
 const LATELY: Duration = Duration::from_secs(3);
 /// Lives of the book that are over.
@@ -243,7 +247,7 @@ impl Lease {
         }
         self.refill(now);
         if self.allowance == 0 {
-            at = at.max(self.allowed_at.saturating_add(EVERY));
+            at = at.max(self.allowed_at.saturating_add(self.at_most(EVERY, EVERY_PART)));
         }
         Some(at.max(self.last_send.saturating_add(APART)))
     }
@@ -254,12 +258,18 @@ impl Lease {
         sheds.then(|| self.given_at.saturating_add(TENURE))
     }
 
+    /// This time, or so much of a renewal, if that is shorter.
+    fn at_most(&self, time: Duration, (part, of): (u32, u32)) -> Duration {
+        time.min(self.settings.renew.saturating_mul(part) / of)
+    }
+
     fn refill(&mut self, now: Time) {
-        let steps = now.saturating_since(self.allowed_at).as_nanos() / EVERY.as_nanos();
+        let every = self.at_most(EVERY, EVERY_PART);
+        let steps = now.saturating_since(self.allowed_at).as_nanos() / every.as_nanos();
         let steps = u32::try_from(steps).unwrap_or(u32::MAX);
         if steps > 0 {
             self.allowance = self.allowance.saturating_add(steps).min(BURST);
-            self.allowed_at = self.allowed_at.saturating_add(EVERY.saturating_mul(steps));
+            self.allowed_at = self.allowed_at.saturating_add(every.saturating_mul(steps));
             if self.allowance == BURST {
                 self.allowed_at = now;
             }
@@ -310,7 +320,8 @@ impl Lease {
         let renew = self.settings.renew;
         let early = self.random.up_to(renew / 5);
         self.renew_at = now.saturating_add(renew.saturating_mul(11) / 10).saturating_sub(early);
-        self.poll_at = now.saturating_add(POLL / 2).saturating_add(self.random.up_to(POLL));
+        let poll = self.at_most(POLL, POLL_PART);
+        self.poll_at = now.saturating_add(poll / 2).saturating_add(self.random.up_to(poll));
         let need = load.need();
         (self.told, self.told_held) = (need, load.cap.max(load.busy));
         let (seq, headroom) = (self.seq, self.headroom());
