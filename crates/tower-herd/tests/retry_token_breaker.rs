@@ -438,8 +438,14 @@ async fn who_comes_too_late_to_probe_is_an_ordinary_run() {
     assert!(fleet.store.tokens.clear("breaker:crm", token.holder).await.unwrap());
     assert!(late.await.unwrap().unwrap_err().is::<Failed>());
     // Its failure is the first of a new row, and not that of a probe.
-    assert_eq!(fleet.store.peek("breaker:crm").await.unwrap().unwrap().streak, 1);
-    assert!(run(&agent, job()).await.unwrap_err().is::<Failed>());
+    let token = fleet.store.peek("breaker:crm").await.unwrap().unwrap();
+    assert!(token.streak == 1 && token.wait < MS(10), "{token:?}");
+    for streak in 2..=5 {
+        assert!(run(&agent, job()).await.unwrap_err().is::<Failed>());
+        assert_eq!(fleet.store.peek("breaker:crm").await.unwrap().unwrap().streak, streak);
+    }
+    refusal(&run(&agent, job()).await);
+    assert_eq!(fleet.alerts().len(), 2, "another incident");
 }
 
 /// What a process takes into an outage of the store is what it last saw, and not what it saw once.

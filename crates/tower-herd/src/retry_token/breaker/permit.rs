@@ -23,6 +23,7 @@ use std::{
 /// How often a failure that coincides with others is claimed again. Each waits a millisecond; the rest of a crowd that
 /// fails in one instant is not needed to open it.
 const TRIES: u32 = 16;
+const LONGEST: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// Names that are remembered.
 const NAMES: usize = 1024;
@@ -194,7 +195,8 @@ impl<T: RetryTokens> Shared<T> {
             };
             match failed(&claim, threshold) {
                 Failed::Counted | Failed::Late => return,
-                Failed::Again(wait) => tokio::time::sleep(wait).await,
+                // Longer ones are nobody's count: somebody looks for a probe that is not needed any more.
+                Failed::Again(wait) => tokio::time::sleep(wait.min(LONGEST)).await,
                 Failed::Opens(holder, first) => {
                     self.opens(dependency, key, holder, source, first).await;
                     return;
