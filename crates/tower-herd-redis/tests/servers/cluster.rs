@@ -184,3 +184,40 @@ async fn a_cluster_that_is_taken_for_a_single_server_says_so() {
     let error = Holder::new(1).exchange(&store, provider).await.unwrap_err();
     assert!(words(&error).starts_with("MOVED"), "{error:?}");
 }
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn a_cluster_by_tls_with_a_password() {
+    use crate::support::{Folder, certificates};
+    let folder = Folder::new();
+    certificates(folder.path());
+    let own = folder.path().to_str().unwrap();
+    let [ca, cert, key] = ["ca.pem", "server.pem", "server.key"].map(|name| format!("{own}/{name}"));
+    let options = [
+        "--tls-ca-cert-file",
+        &ca,
+        "--tls-cert-file",
+        &cert,
+        "--tls-key-file",
+        &key,
+        "--tls-auth-clients",
+        "no",
+        "--requirepass",
+        "secret",
+    ];
+    let cluster = Cluster::with(&options, true).await;
+    let url = format!("rediss://127.0.0.1:{}/", cluster.nodes[0].tls_port().unwrap());
+    let config = RedisConfig::cluster([url.as_str()]).unwrap().credentials(None, "secret");
+    let store = RedisStore::new(config.tls_authority(std::fs::read(ca).unwrap())).unwrap();
+    let (heard, _task) = Heard::listen(&store);
+    for provider in one_at_each(&cluster) {
+        let mut holder = Holder::new(1);
+        until_answered(&store, &provider, &mut holder).await;
+        heard.until(&provider, None).await;
+    }
+    let denied = RedisConfig::cluster([url.as_str()]).unwrap().credentials(None, "wrong");
+    let denied =
+        RedisStore::new(denied.tls_authority(std::fs::read(own.to_owned() + "/ca.pem").unwrap())).unwrap();
+    let error = Holder::new(1).exchange(&denied, "llm").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
+}

@@ -44,3 +44,18 @@ async fn a_name_that_no_sentinel_knows_is_unavailable() {
     let error = Holder::new(1).exchange(&store, "llm").await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
 }
+
+#[tokio::test]
+async fn sentinels_and_servers_have_passwords_of_their_own() {
+    let fleet = Sentinels::with(1, Some(("for-servers", "for-sentinels"))).await;
+    let url = format!("redis://:for-sentinels@127.0.0.1:{}/", fleet.sentinels[0].port());
+    let config = || {
+        let config = RedisConfig::sentinel("herd", [url.as_str()]).unwrap();
+        config.response_timeout(Duration::from_secs(2))
+    };
+    let store = RedisStore::new(config().credentials(None, "for-servers")).unwrap();
+    Holder::new(1).exchange(&store, "llm").await.unwrap();
+    let store = RedisStore::new(config().credentials(None, "wrong")).unwrap();
+    let error = Holder::new(1).exchange(&store, "llm").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
+}

@@ -118,6 +118,16 @@ impl Redis {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    pub fn tls_port(&self) -> Option<u16> {
+        let at = self.options.iter().position(|option| option == "--tls-port")?;
+        Some(self.options[at + 1].parse().unwrap())
+    }
+
+    /// The port by which other nodes of its cluster know it.
+    fn bus_name(&self) -> u16 {
+        self.tls_port().unwrap_or(self.port)
+    }
+
     pub fn socket_url(&self) -> String {
         format!("unix://{}", self.folder.path().join("sock").display())
     }
@@ -255,19 +265,30 @@ const SLOTS: u16 = 16_384;
 
 impl Cluster {
     pub async fn start() -> Self {
+        Self::with(&[], false).await
+    }
+
+    /// With more options for each node. With `tls`, nodes know each other by a TLS port of their own, and these
+    /// options name the certificates.
+    pub async fn with(options: &[&str], tls: bool) -> Self {
         let mut nodes = Vec::new();
         for _ in 0..3 {
-            nodes.push(
-                Redis::with(&[
+            nodes.push({
+                let port = free_port().to_string();
+                let mut all = vec![
                     "--cluster-enabled",
                     "yes",
                     "--cluster-node-timeout",
                     "1000",
                     "--cluster-require-full-coverage",
                     "no",
-                ])
-                .await,
-            );
+                ];
+                all.extend_from_slice(options);
+                if tls {
+                    all.extend(["--tls-port", &port, "--tls-cluster", "yes"]);
+                }
+                Redis::with(&all).await
+            });
         }
         let cluster = Cluster { nodes };
         for (place, node) in (0_u16..).zip(&cluster.nodes) {
@@ -279,7 +300,7 @@ impl Cluster {
             command.extend(slots.iter().map(String::as_str));
             assert_eq!(node.cli(&command), "OK");
             if place > 0 {
-                node.cli(&["CLUSTER", "MEET", "127.0.0.1", &cluster.nodes[0].port.to_string()]);
+                node.cli(&["CLUSTER", "MEET", "127.0.0.1", &cluster.nodes[0].bus_name().to_string()]);
             }
         }
         until("the cluster is up", async || {
@@ -348,21 +369,36 @@ pub struct Sentinels {
 
 impl Sentinels {
     pub async fn start(sentinels: usize) -> Self {
-        let primary = Redis::with(&["--repl-diskless-sync-delay", "0"]).await;
+        Self::with(sentinels, None).await
+    }
+
+    /// With a password for the servers, and one for the sentinels.
+    pub async fn with(sentinels: usize, passwords: Option<(&str, &str)>) -> Self {
+        let mut options = vec!["--repl-diskless-sync-delay", "0"];
+        if let Some((servers, _)) = passwords {
+            options.extend(["--requirepass", servers, "--masterauth", servers]);
+        }
+        let primary = Redis::with(&options).await;
         let port = primary.port.to_string();
-        let replica = Redis::with(&["--replicaof", "127.0.0.1", &port]).await;
+        options.extend(["--replicaof", "127.0.0.1", &port]);
+        let replica = Redis::with(&options).await;
         until("the replica follows", async || replica.info("master_link_status") == "up").await;
         let mut fleet = Sentinels { servers: vec![primary, replica], sentinels: Vec::new() };
         for _ in 0..sentinels {
             let folder = Folder::new();
             let config = folder.path().join("sentinel.conf");
             let quorum = sentinels / 2 + 1;
-            let text = format!(
+            let mut text = format!(
                 "sentinel monitor herd 127.0.0.1 {port} {quorum}\nsentinel down-after-milliseconds herd 500\n\
                  sentinel failover-timeout herd 3000\n"
             );
+            if let Some((servers, own)) = passwords {
+                text += &format!(
+                    "sentinel auth-pass herd {servers}\nrequirepass {own}\nsentinel sentinel-pass {own}\n"
+                );
+            }
             fs::write(&config, text).unwrap();
-            fleet.sentinels.push(Redis::sentinel(folder).await);
+            fleet.sentinels.push(Redis::sentinel(folder, passwords.map(|(_, own)| own.to_owned())).await);
         }
         until("the sentinels know the replica and each other", async || {
             fleet.sentinels.iter().all(|sentinel| {
@@ -390,7 +426,7 @@ impl Sentinels {
 }
 
 impl Redis {
-    async fn sentinel(folder: Folder) -> Self {
+    async fn sentinel(folder: Folder, password: Option<String>) -> Self {
         for _ in 0..5 {
             let port = free_port();
             let path = folder.path();
@@ -403,8 +439,8 @@ impl Redis {
             let mut child = command
                 .spawn()
                 .unwrap_or_else(|error| panic!("redis-server (Debian: redis-server): {error}"));
-            if answers(&folder, &mut child, None).await {
-                return Redis { child, folder, port, options: Vec::new(), password: None };
+            if answers(&folder, &mut child, password.as_deref()).await {
+                return Redis { child, folder, port, options: Vec::new(), password };
             }
             child.kill().ok();
             child.wait().ok();
