@@ -1031,10 +1031,12 @@ for _, id in ipairs(plan.lack) do
 end
 
 local charge, target = own and own[CHARGE] or 0, own and own[TARGET] or 0
+-- What is charged beyond the ceiling is in flight, or was: it is not there to be used again.
+local slots = min(charge, max(0, max(ceiling, full_ceiling()) - (sums.charge - charge)))
 local grant = {
   epoch = s.epoch,
   version = own and own[VERSION] or 0,
-  slots = charge,
+  slots = slots,
   safe = own and min(own[TOLD_SAFE], charge) or 0,
   target = target,
   contended = others_lack or sums.charge > ceiling,

@@ -10,7 +10,7 @@ pub struct Grant {
     /// Of the grant. A higher one than the holder knew may raise what it holds, the same may only lower it,
     /// a lower one is ignored.
     pub version: u64,
-    /// The slots that it holds, its charge.
+    /// The slots that it may use: its charge, but for what the charges of all are above the ceiling.
     pub slots: u32,
     /// Of them, those that it may use after its lease has run out unrenewed, for [`Terms::grace`](super::Terms).
     pub safe: u32,

@@ -383,6 +383,10 @@ impl Book {
         let own = self.records.get(&holder);
         let charge = own.map_or(0, |own| own.charge);
         let target = own.map_or(0, |own| own.target);
+        // What is charged beyond the ceiling is in flight, or was (its lease had run out, the ceiling was cut): it is
+        // counted until its holder says that it is over, and is not there to be used again.
+        let bound = ceiling.max(self.control.full().into());
+        let slots = charge.min(bound.saturating_sub(sums.charge - charge));
         let others_lack = self.plan.lack.iter().any(|id| *id != holder);
         let spare = if learning || closed { 0 } else { ceiling.saturating_sub(sums.charge) };
         let woken = self.plan.lack.iter().filter(|id| **id != holder);
@@ -390,7 +394,7 @@ impl Book {
         let grant = Grant {
             epoch: self.epoch,
             version: own.map_or(0, |own| own.version),
-            slots: narrow(charge),
+            slots: narrow(slots),
             safe: narrow(own.map_or(0, |own| own.safe_told.min(own.charge))),
             target: narrow(target),
             contended: others_lack || sums.charge > ceiling,

@@ -108,6 +108,35 @@ fn root(grant: &Grant) -> &ScopeGrant {
     grant.scopes.iter().find(|scope| scope.scope.is_none()).expect("the provider's own scope")
 }
 
+// One that was stopped for longer than its lease comes back with calls in flight: they are counted, and as they end
+// nobody may take their places, which others have by now. So is a report that was long under way.
+#[test]
+fn what_is_charged_beyond_the_ceiling_is_not_there_to_be_used() {
+    let mut fleet = Fleet::of(2, &ceiling(6));
+    assert_eq!(fleet.need(0, 6).slots, 6);
+    fleet.fill(0);
+    fleet.all[1].report.need = 6;
+    for _ in 0..11 {
+        fleet.wait(1000);
+        fleet.tell(1);
+    }
+    assert_eq!(fleet.tell(1).slots, 6, "the first one's lease has run out");
+    fleet.fill(1);
+    let late = fleet.tell(0);
+    assert_eq!((fleet.charges(), late.slots, late.target, late.contended), (12, 0, 3, true));
+    fleet.all[0].report.busy = 2;
+    assert_eq!((fleet.tell(0).slots, fleet.charges()), (0, 8));
+    // A cut is the same: what is in flight is, and no slot above the new ceiling is used once more.
+    fleet.all[0].report.busy = 0;
+    assert_eq!((fleet.tell(0).slots, fleet.charges()), (0, 6));
+    for process in &mut fleet.all {
+        process.report.limits = ceiling(4);
+    }
+    fleet.tell(0);
+    let cut = fleet.tell(1);
+    assert_eq!((cut.slots, cut.ceiling, fleet.charges()), (4, 4, 6));
+}
+
 #[test]
 fn what_one_returns_the_next_is_woken_for() {
     let mut fleet = Fleet::of(2, &ceiling(4));
