@@ -1,19 +1,20 @@
-//! Three worker processes of apalis, one dependency that is down: the same three jobs without and with retry tokens.
+//! Three worker processes of apalis, one dependency that is down: the same three jobs without and with retry
+//! tokens.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run --example jobs
 //! ```
 //!
-//! The same cron trigger has fired in three agents, so there are three jobs about one thing. What they call answers on a socket of
-//! this process, which counts. For eight seconds it says that it is down.
+//! The same cron trigger has fired in three agents, so there are three jobs about one thing. What they call
+//! answers on a socket of this process, which counts. For eight seconds it says that it is down.
 //!
 //! | | |
 //! |---|---|
 //! | without | apalis fetches a failed job again at once: all attempts are used up in the first moment of the outage, and the jobs are lost |
 //! | with | one of the three runs at a time, about 0.5, 1, 2 and 4 s after the one before; who is refused keeps its attempts; when the dependency is back all are done |
 //!
-//! The tokens are in the schema `herd_example_jobs`, which is dropped at the end; apalis' own tables (schema `apalis`) stay,
-//! without the rows of this example.
+//! The tokens are in the schema `herd_example_jobs`, which is dropped at the end; apalis' own tables (schema
+//! `apalis`) stay, without the rows of this example.
 
 use apalis::prelude::*;
 use apalis_postgres::{Config, PostgresStorage};

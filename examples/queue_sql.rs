@@ -4,9 +4,9 @@
 //! DATABASE_URL=postgres://localhost/test cargo run --example queue_sql
 //! ```
 //!
-//! Three workers, one job that fails four times and nine that succeed. What is to be seen: nobody runs the failing job before its
-//! time, whichever worker takes it up; a worker that dies in the middle leaves a job that is not run early either; and
-//! the queue has not one statement more than it had.
+//! Three workers, one job that fails four times and nine that succeed. What is to be seen: nobody runs the failing
+//! job before its time, whichever worker takes it up; a worker that dies in the middle leaves a job that is not
+//! run early either; and the queue has not one statement more than it had.
 //!
 //! It works in a schema of its own, `herd_example_queue`, which it drops at the end.
 
@@ -32,8 +32,8 @@ CREATE TABLE herd_example_queue.jobs (
 )";
 const INDEX: &str = "CREATE INDEX ON herd_example_queue.jobs (retry_not_before, id) WHERE state = 'ready'";
 
-/// The statements of the queue. Nothing here but the token is new: `due` in the claim's filter, `granted` in its `SET`,
-/// `held` in what a worker says about its job.
+/// The statements of the queue. Nothing here but the token is new: `due` in the claim's filter, `granted` in its
+/// `SET`, `held` in what a worker says about its job.
 struct Statements {
     claim: String,
     succeed: String,
@@ -60,14 +60,15 @@ impl Statements {
                 "DELETE FROM herd_example_queue.jobs AS j WHERE j.id = $1 AND {}",
                 tokens.held("j", "$2")
             ),
-            // The claim has closed the job already; what the failure adds is the server's own wait ($3, in seconds), if
-            // it named one: `greatest` of it and of what is set, so it never shortens.
+            // The claim has closed the job already; what the failure adds is the server's own wait ($3, in
+            // seconds), if it named one: `greatest` of it and of what is set, so it never shortens.
             fail: format!(
                 "UPDATE herd_example_queue.jobs AS j SET state = 'ready', {} WHERE j.id = $1 AND {}",
                 tokens.extended("j", "$3"),
                 tokens.held("j", "$2")
             ),
-            // It knows nothing of tokens, and needs not: the job of a dead worker is as closed as its claim left it.
+            // It knows nothing of tokens, and needs not: the job of a dead worker is as closed as its claim left
+            // it.
             reap: "UPDATE herd_example_queue.jobs SET state = 'ready'
                    WHERE state = 'running' AND seen_at < clock_timestamp() - interval '400 ms'",
         }

@@ -5,9 +5,10 @@
 //! WORKERS=3 ROUNDS=21 JOBS=1500     # the defaults
 //! ```
 //!
-//! Each round runs every variant once, in an order that turns from round to round, and compares it with the plain queue of
-//! the same round: the machine's moods meet both. Bars: folded 0.95 of the plain queue and at most 500 bytes of WAL a job
-//! more, filter only 0.98, neither a transaction more. It works in a schema of its own, which it drops.
+//! Each round runs every variant once, in an order that turns from round to round, and compares it with the plain
+//! queue of the same round: the machine's moods meet both. Bars: folded 0.95 of the plain queue and at most 500
+//! bytes of WAL a job more, filter only 0.98, neither a transaction more. It works in a schema of its own, which
+//! it drops.
 
 use sqlx::{AssertSqlSafe, PgPool, Row, postgres::PgPoolOptions};
 use std::{env, process::ExitCode, sync::Arc};

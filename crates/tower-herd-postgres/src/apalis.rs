@@ -1,13 +1,13 @@
 //! The adapter for [apalis](https://docs.rs/apalis)' workers on apalis-postgres 1.0.
 //!
-//! In apalis a layer that answers by itself, a refusal or a timeout, leaves the job where no worker looks for it; and a job that
-//! fails is fetched again at once. [`Requeue`] puts jobs back into the table as they should be:
+//! In apalis a layer that answers by itself, a refusal or a timeout, leaves the job where no worker looks for it;
+//! and a job that fails is fetched again at once. [`Requeue`] puts jobs back into the table as they should be:
 //!
 //! | what comes out of the worker | apalis alone | with [`Requeue`] |
 //! |---|---|---|
 //! | a refusal of a layer | stays `Queued` until its worker is declared dead | comes back after its wait, no attempt counted |
 //! | a timeout by a layer further in | stays `Running` until its worker is declared dead | `Failed`, one attempt, comes back when its key opens |
-//! | an error | fetched again at once: five attempts in about ten milliseconds | comes back when its key opens |
+//! | an error | fetched again at once, until its attempts are used up | comes back when its key opens |
 //! | `RetryAfterError` | fetched again at once, without end: `max_attempts` and the wait are not looked at | both hold |
 //!
 //! ```
@@ -33,16 +33,18 @@
 //!
 //! # Where it stands
 //!
-//! **First.** The layer that is added first to a `WorkerBuilder` is the outermost (its module documentation says the opposite). The token
-//! must see what timeouts, limits and `catch_panic` make of a run, and a job that waits for a concurrency limit must not
-//! hold a token meanwhile.
+//! **First.** The layer that is added first to a `WorkerBuilder` is the outermost (its documentation says the
+//! opposite): the token must see what timeouts and `catch_panic` make of a run. `JobBreakerLayer`, with the same
+//! `outcome` and `defer`, stands around it.
 //!
 //! apalis' own `.retry(..)` repeats a job inside one claim, as often as it likes: leave it out.
 //!
 //! # What it needs
 //!
-//! The right to update `apalis.jobs`, and apalis-postgres' defaults `persist_results(true)` and, for more than one worker,
-//! names of workers that are unique. It changes only jobs that are still its worker's.
+//! The right to update `apalis.jobs`, `persist_results(true)` (apalis-postgres' default), and names of workers
+//! that are unique: it changes only jobs that are still its worker's. apalis-postgres looks for jobs that have
+//! come due with each heartbeat only (30 s), unless it is told otherwise:
+//! `storage.poll_with_interval(Duration::from_secs(1))`.
 
 use crate::{Error, delay::seconds, name::text, statement};
 use apalis_core::{
@@ -78,8 +80,8 @@ pub fn outcome<Res>(result: Result<&Res, &(dyn error::Error + 'static)>) -> Outc
     }
 }
 
-/// Puts jobs of apalis-postgres back: sets their `run_at`, to the microsecond, and the status with which apalis acknowledges
-/// them.
+/// Puts jobs of apalis-postgres back: sets their `run_at`, to the microsecond, and the status with which apalis
+/// acknowledges them.
 ///
 /// # Errors
 ///

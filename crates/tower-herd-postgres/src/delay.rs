@@ -9,8 +9,8 @@ pub(crate) fn seconds(duration: Duration) -> String {
     format!("{}::float8", duration.min(MOST).as_secs_f64())
 }
 
-/// The interval that [`Schedule::window`] gives after `grants` grants (SQL, an integer: those before this one), for
-/// a `u` of `[0, 1)` (SQL too).
+/// The interval that [`Schedule::window`] gives after `grants` grants (SQL, an integer: those before this one),
+/// for a `u` of `[0, 1)` (SQL too).
 pub(crate) fn window(schedule: &Schedule, grants: &str, u: &str) -> String {
     // The exponent is cut before anything is multiplied, and so can no streak overflow.
     let mut wait = format!(

@@ -20,8 +20,8 @@
 //! | **folded** | filters with [`due`](QueueTokens::due), sets [`granted`](QueueTokens::granted) | sets [`cleared`](QueueTokens::cleared), or deletes the row | only makes the job claimable again | the same | leaves its token: nobody runs the job before its time, whatever the reaper does |
 //! | **filter only** | filters with [`due`](QueueTokens::due) | nothing (or [`cleared`](QueueTokens::cleared), where a row lives on) | sets [`failed`](QueueTokens::failed) | sets [`failed`](QueueTokens::failed) | leaves none: each statement that makes a job claimable again must set it |
 //!
-//! The second is the cheapest: a job that succeeds writes not one byte more. The first holds even where a path that
-//! makes jobs claimable again was forgotten (qf-studio/pilot#4394).
+//! The second is the cheapest: a job that succeeds writes nothing for it, but its longer row. The first holds even where a path
+//! that makes jobs claimable again was forgotten (qf-studio/pilot#4394).
 //!
 //! ```
 //! use std::time::Duration;
@@ -46,14 +46,14 @@
 //!
 //! # Rules, and who learned them
 //!
-//! - **The filter compares with `statement_timestamp()`**, the value written comes from `clock_timestamp()`. The first
-//!   is constant within the statement, so an index can be searched with it; it is right in a long transaction, where
-//!   `now()` stands still (que-rb/que#409). With `clock_timestamp()` in the filter an idle poll reads every job that
-//!   waits for its time.
-//! - **`LIMIT` stands in a `WITH`**, not in `IN (SELECT ... LIMIT)`, which the planner may run more than once and so
-//!   claim more than was asked for (saurabhnanda/odd-jobs#115, QueueClassic/queue_classic#320).
-//! - **Success, failure and heartbeat name the holder** ([`held`](QueueTokens::held)): a worker that was believed dead
-//!   changes no row when it comes back.
+//! - **The filter compares with `statement_timestamp()`**, the value written comes from `clock_timestamp()`. The
+//!   first is constant within the statement, so an index can be searched with it; it is right in a long
+//!   transaction, where `now()` stands still (que-rb/que#409). With `clock_timestamp()` in the filter an idle poll
+//!   reads every job that waits for its time.
+//! - **`LIMIT` stands in a `WITH`**, not in `IN (SELECT ... LIMIT)`, which the planner may run more than once and
+//!   so claim more than was asked for (saurabhnanda/odd-jobs#115, QueueClassic/queue_classic#320).
+//! - **Success, failure and heartbeat name the holder** ([`held`](QueueTokens::held)): a worker that was believed
+//!   dead changes no row when it comes back.
 //! - **The streak is no attempt counter.** A job that is put off has not run; count attempts where the job runs.
 
 use crate::{
@@ -119,9 +119,9 @@ impl QueueTokens {
     }
 
     /// DDL that adds those of the three columns that are missing. It does not rewrite the table: the defaults are
-    /// constants. (A job that was never run has the instant 1970-01-01: every driver can read it, and dashboards can
-    /// subtract it, which is not so for `-infinity`.) Give it an index that starts with what the claim orders by, over the jobs that can be claimed:
-    /// `CREATE INDEX ON jobs (retry_not_before, id) WHERE state = 'ready'`.
+    /// constants. (A job that was never run has the instant 1970-01-01: every driver can read it, and dashboards
+    /// can subtract it, which is not so for `-infinity`.) Give it an index that starts with what the claim orders
+    /// by, over the jobs that can be claimed: `CREATE INDEX ON jobs (retry_not_before, id) WHERE state = 'ready'`.
     ///
     /// # Errors
     /// A name that PostgreSQL would refuse or cut.
@@ -149,8 +149,8 @@ impl QueueTokens {
         format!("{}, {} = {holder}", self.failed(alias, schedule), self.holder)
     }
 
-    /// For the `SET` of a failure, and of whatever makes jobs of dead workers claimable again, where the claim only
-    /// filters: the next window begins now, and the streak grows by one.
+    /// For the `SET` of a failure, and of whatever makes jobs of dead workers claimable again, where the claim
+    /// only filters: the next window begins now, and the streak grows by one.
     #[must_use]
     pub fn failed(&self, alias: &str, schedule: &Schedule) -> String {
         let (not_before, streak) = (&self.not_before, &self.streak);
@@ -183,8 +183,8 @@ impl QueueTokens {
         format!("{} = 'epoch', {}", self.not_before, self.reset())
     }
 
-    /// As [`cleared`](Self::cleared), without the instant: for a queue whose own due time it is, and which says itself
-    /// when the row is due next.
+    /// As [`cleared`](Self::cleared), without the instant: for a queue whose own due time it is, and which says
+    /// itself when the row is due next.
     #[must_use]
     pub fn reset(&self) -> String {
         format!("{} = 0, {} = NULL", self.streak, self.holder)

@@ -15,8 +15,8 @@ pub(crate) async fn run(pool: &PgPool, sql: String) -> Result<Vec<PgRow>, sqlx::
     result
 }
 
-/// A connection on which an answer is due. Dropped before it has come, it is not given back: behind a dead route the
-/// pool would wait for it until the system gives up, and hold its place for as long.
+/// A connection on which an answer is due. Dropped before it has come, it is not given back: behind a dead route
+/// the pool would wait for it until the system gives up, and hold its place for as long.
 struct Busy(Option<PoolConnection<Postgres>>);
 
 impl Drop for Busy {

@@ -35,15 +35,15 @@ const LOST: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 ///
-/// Every operation fails with [`Error`] when the database cannot be asked; what the
-/// layer does then is its own policy. A claim that loses is no error, and neither is a serialization failure (40001, only
-/// where the default isolation is stricter than READ COMMITTED): both are a [`Claim::NotBefore`].
+/// Every operation fails with [`Error`] when the database cannot be asked; what the layer does then is its own
+/// policy. A claim that loses is no error, and neither is a serialization failure (40001, only where the default
+/// isolation is stricter than READ COMMITTED): both are a [`Claim::NotBefore`].
 ///
 /// # Cancellation
 ///
-/// A dropped operation has done all of its work or nothing. A claim that was dropped after the server granted it leaves a
-/// token that nobody holds: the key opens by itself when the window is over. The connection of a dropped operation is
-/// closed and not given back to the pool: nobody knows whether an answer will ever come.
+/// A dropped operation has done all of its work or nothing. A claim that was dropped after the server granted it
+/// leaves a token that nobody holds: the key opens by itself when the window is over. The connection of a dropped
+/// operation is closed and not given back to the pool: nobody knows whether an answer will ever come.
 #[derive(Clone)]
 pub struct PostgresTokens(Arc<Shared>);
 
@@ -57,9 +57,10 @@ struct Shared {
 impl PostgresTokens {
     /// In the schema [`SCHEMA`], over a pool that the application has already.
     ///
-    /// Nothing is sent. Of the pool's settings two matter: `acquire_timeout` (30 s by default) is longer than anybody waits for
-    /// a token, so the layer's own store timeout decides; and through PgBouncer without `ignore_startup_parameters =
-    /// extra_float_digits`, connect with `PgConnectOptions::extra_float_digits(None)`.
+    /// Nothing is sent. Of the pool's settings two matter: `acquire_timeout` (30 s by default) is longer than
+    /// anybody waits for a token, so the layer's own store timeout decides; and through PgBouncer without
+    /// `ignore_startup_parameters = extra_float_digits`, connect with
+    /// `PgConnectOptions::extra_float_digits(None)`.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::build(pool, SCHEMA.into(), format!("\"{SCHEMA}\".retry_token"), Seeds::from_entropy())
@@ -124,8 +125,9 @@ impl PostgresTokens {
         &self.0.pool
     }
 
-    /// Removes what nobody has claimed for `idle`, in batches of a thousand, and says how many they were. To be called
-    /// now and then, an hour apart for instance, by any one process or by all: batches do not wait for each other.
+    /// Removes what nobody has claimed for `idle`, in batches of a thousand, and says how many they were. To be
+    /// called now and then, an hour apart for instance, by any one process or by all: batches do not wait for each
+    /// other.
     ///
     /// `idle` should be twice the longest cap at least: with its token a key forgets its streak.
     ///
@@ -155,9 +157,9 @@ impl PostgresTokens {
     fn claim_sql(&self, key: &str, schedule: &Schedule, u: f64, holder: HolderId) -> String {
         // `cur` sends the many away who come too early, and locks nothing. The winner among the others is found by
         // the insert: what stands behind `DO UPDATE ... WHERE` is decided on the newest version of the row, which
-        // the statement has locked, so exactly one of those who come together gets it. The others change nothing and see
-        // nothing: for them the statement gives no row. They must not be given the token of `cur`'s snapshot instead:
-        // it is the old one, and its wait is over.
+        // the statement has locked, so exactly one of those who come together gets it. The others change nothing
+        // and see nothing: for them the statement gives no row. They must not be given the token of `cur`'s
+        // snapshot instead: it is the old one, and its wait is over.
         format!(
             "WITH cur AS MATERIALIZED (
   SELECT not_before, streak FROM {table} WHERE key = {key} AND not_before > clock_timestamp()

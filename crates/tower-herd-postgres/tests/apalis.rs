@@ -1,7 +1,7 @@
 //! apalis-postgres, with real workers: what becomes of the rows of its table.
 //!
-//! joshrotenberg/tower-resilience#442 and its pull request 444 put breakers and bulkheads around the same workers; a
-//! layer that rejects strands its jobs there, as the controls show here.
+//! joshrotenberg/tower-resilience#442 and its pull request 444 put breakers and bulkheads around the same workers;
+//! a layer that rejects strands its jobs there, as the controls show here.
 #![cfg(all(feature = "servers", feature = "apalis"))]
 
 mod support;
@@ -145,8 +145,8 @@ macro_rules! while_worker {
     };
 }
 
-/// Somebody else has just run what this job stands for. It is refused until its key opens, no attempt is counted, and
-/// it is neither stranded nor spun.
+/// Somebody else has just run what this job stands for. It is refused until its key opens, no attempt is counted,
+/// and it is neither stranded nor spun.
 #[tokio::test]
 async fn a_refusal_comes_back_after_its_wait_and_costs_no_attempt() {
     let jobs = Jobs::new("ap_refused").await;
@@ -303,7 +303,8 @@ async fn a_job_of_another_worker_is_left_alone() {
     assert!(jobs.row().await.due_in < 0.0);
 }
 
-/// The layer that is added first is the outermost, whatever the documentation of the builder says: the token has to be.
+/// The layer that is added first is the outermost, whatever the documentation of the builder says: the token has
+/// to be.
 #[tokio::test]
 async fn the_first_layer_is_the_outermost() {
     #[derive(Clone)]

@@ -54,9 +54,9 @@ async fn after_a_crash_of_the_server_the_tokens_are_there_and_the_pool_works() {
     assert!(tokens.clear("key", grant.holder).await.unwrap());
 }
 
-/// Nothing breaks, and nobody answers. Callers give up by themselves, as the layer does after its store timeout; each
-/// leaves a connection on which an answer may never come. None of them is used again, so the pool is whole as soon as somebody
-/// answers.
+/// Nothing breaks, and nobody answers. Callers give up by themselves, as the layer does after its store timeout;
+/// each leaves a connection on which an answer may never come. None of them is used again, so the pool is whole as
+/// soon as somebody answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_server_that_did_not_answer_the_pool_works() {
     let server = Server::start();
@@ -133,8 +133,8 @@ async fn refused(
     Some(refusal.not_before().unwrap().cause)
 }
 
-/// The server dies, and comes back. First attempts run whatever the policy; retries by the policy; one alert an outage; and
-/// the tokens from before hold afterwards.
+/// The server dies, and comes back. First attempts run whatever the policy; retries by the policy; one alert an
+/// outage; and the tokens from before hold afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_policy_while_the_server_is_dead() {
     let mut server = Server::start();
@@ -178,7 +178,8 @@ async fn each_policy_while_the_server_is_dead() {
     }
 }
 
-/// Dies between the run and its clear: the job was done, its token stays, and the next run of its key is late, not lost.
+/// Dies between the run and its clear: the job was done, its token stays, and the next run of its key is late, not
+/// lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_before_the_clear_costs_a_wait() {
     let server = Arc::new(tokio::sync::Mutex::new(Server::start()));

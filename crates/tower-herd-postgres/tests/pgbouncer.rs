@@ -56,8 +56,8 @@ async fn it_does_what_a_store_must() {
     check(&tokens, "check").await.assert_kept();
 }
 
-/// The pool that this crate makes itself needs no setting of PgBouncer, and a client that asks for what PgBouncer does
-/// not know is turned away.
+/// The pool that this crate makes itself needs no setting of PgBouncer, and a client that asks for what PgBouncer
+/// does not know is turned away.
 #[tokio::test]
 async fn the_pool_made_here_needs_no_setting() {
     let db = Db::new("own").await;

@@ -83,8 +83,8 @@ impl Queue {
     }
 }
 
-/// The worker dies, and the reaper makes its job claimable again without a thought for the token, as one path forgot
-/// elsewhere (qf-studio/pilot#4394: five agent runs in fifteen minutes). It is still not run early.
+/// The worker dies, and the reaper makes its job claimable again without a thought for the token, as one path
+/// forgot elsewhere (qf-studio/pilot#4394: five agent runs in fifteen minutes). It is still not run early.
 #[tokio::test]
 async fn folded_every_way_back_into_the_queue_is_covered() {
     let queue = Queue::new("folded", true).await;
@@ -104,8 +104,8 @@ async fn folded_every_way_back_into_the_queue_is_covered() {
     assert_eq!(queue.db.number("SELECT attempts::bigint FROM {s}.jobs").await, 3);
 }
 
-/// The delay counts from the failure and not from the job's creation (maxcountryman/underway#117: an old job had no
-/// back-off at all).
+/// The delay counts from the failure and not from the job's creation (maxcountryman/underway#117: an old job had
+/// no back-off at all).
 #[tokio::test]
 async fn filter_only_a_failure_closes_an_old_job_from_now_on() {
     let queue = Queue::new("filter", false).await;
@@ -180,8 +180,8 @@ async fn the_due_time_of_a_queue_is_its_token() {
     assert_eq!(db.number("SELECT fails::bigint FROM {s}.cron").await, 1);
 }
 
-/// `now()` stands still in a transaction (que-rb/que#409): a job that came due in a long one would not be seen, and
-/// a window that is written in it would begin before it. (The report's 30 s are one here.)
+/// `now()` stands still in a transaction (que-rb/que#409): a job that came due in a long one would not be seen,
+/// and a window that is written in it would begin before it. (The report's 30 s are one here.)
 #[tokio::test]
 async fn a_long_transaction_sees_what_has_come_due_and_writes_the_time_it_is() {
     let queue = Queue::new("long", true).await;
@@ -230,8 +230,8 @@ async fn an_idle_poll_reads_a_handful_of_pages() {
     assert!(!by_index && buffers > 1000, "{buffers} buffers");
 }
 
-/// saurabhnanda/odd-jobs#115, QueueClassic/queue_classic#320, fazer-ai/agents#679: with `IN (SELECT ... LIMIT)` more rows than
-/// the limit were claimed. With the statistics of an empty table, and plans of all kinds.
+/// saurabhnanda/odd-jobs#115, QueueClassic/queue_classic#320, fazer-ai/agents#679: with `IN (SELECT ... LIMIT)`
+/// more rows than the limit were claimed. With the statistics of an empty table, and plans of all kinds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_gets_no_more_than_its_limit() {
     let queue = Queue::new("limit", true).await;

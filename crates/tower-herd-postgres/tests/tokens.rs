@@ -95,8 +95,8 @@ impl RetryTokens for LooksThenWrites {
 
 // ------------------------------------------------------------------------------------------------- races
 
-/// What every store of the project must do, the races among them: of those who come together for a fresh key one is
-/// granted.
+/// What every store of the project must do, the races among them: of those who come together for a fresh key one
+/// is granted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_does_what_a_store_must() {
     let db = Db::with("contract", 20, |options| options).await;
@@ -134,8 +134,8 @@ async fn looking_and_then_writing_fails_both_races() {
 
 // ----------------------------------------------------------------------------------------- who loses, and why
 
-/// Another transaction holds the row, and commits a grant that the waiting claim's snapshot does not hold. The claim sees no
-/// row at all, asks once more, and is told the real wait.
+/// Another transaction holds the row, and commits a grant that the waiting claim's snapshot does not hold. The
+/// claim sees no row at all, asks once more, and is told the real wait.
 #[tokio::test]
 async fn who_loses_to_a_grant_it_could_not_see_asks_again() {
     let db = Db::new("unseen").await;
@@ -194,7 +194,8 @@ async fn no_row_twice_is_a_short_wait() {
     assert_eq!(db.number("SELECT last_value FROM {s}.asked").await, 2);
 }
 
-/// Where the role's default is SERIALIZABLE or REPEATABLE READ, losing is an error 40001. It is no failure of the job.
+/// Where the role's default is SERIALIZABLE or REPEATABLE READ, losing is an error 40001. It is no failure of the
+/// job.
 #[tokio::test]
 async fn a_serialization_failure_is_a_wait() {
     for level in ["serializable", "repeatable read"] {
@@ -325,8 +326,9 @@ async fn retry_after_prolongs_and_never_shortens() {
     assert!(left().await > 9 * 365 * 24 * 3600 * SECOND);
 }
 
-/// The worker dies each time: dropped after its grant, in the middle of it, or without ever saying a word. The streak grows,
-/// and the waits with it (oluciano/NexJob#143: a job that kills its worker came back at once, for ever).
+/// The worker dies each time: dropped after its grant, in the middle of it, or without ever saying a word. The
+/// streak grows, and the waits with it (oluciano/NexJob#143: a job that kills its worker came back at once, for
+/// ever).
 #[tokio::test]
 async fn ten_crashes_are_ten_steps_of_the_schedule() {
     let db = Db::new("crash").await;
@@ -370,8 +372,8 @@ async fn a_dropped_claim_does_all_or_nothing() {
 
 // -------------------------------------------------------------------------------------------------- clocks
 
-/// Three workers whose clocks differ by `skew` seconds; each obeys the waits that it is told. Returns what each was
-/// granted, and the shortest gap.
+/// Three workers whose clocks differ by `skew` seconds; each obeys the waits that it is told. Returns what each
+/// was granted, and the shortest gap.
 async fn three_workers<T: RetryTokens>(
     db: &Db,
     stores: [T; 3],

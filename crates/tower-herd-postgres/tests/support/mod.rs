@@ -37,8 +37,8 @@ pub fn database_url() -> String {
     )
 }
 
-/// A schema that no other test uses. It stays: the server is thrown away, and one that is not finds it under the name
-/// of the test.
+/// A schema that no other test uses. It stays: the server is thrown away, and one that is not finds it under the
+/// name of the test.
 pub struct Db {
     pub options: PgConnectOptions,
     pub schema: String,
@@ -92,8 +92,8 @@ impl Db {
     }
 
     /// How many grants of the key the trigger saw, and the shortest gap between two: by `not_before`, which is the
-    /// instant that the store itself took and the window, or by `seen_at`, which is a little later, and right for stores
-    /// that take another clock. To be prepared with [`watch`](Self::watch).
+    /// instant that the store itself took and the window, or by `seen_at`, which is a little later, and right for
+    /// stores that take another clock. To be prepared with [`watch`](Self::watch).
     pub async fn gaps(&self, key: &str, by: &str) -> (i64, Duration) {
         let row = sqlx::raw_sql(self.sql(&format!(
             "SELECT count(*), coalesce(min(gap), 0)::float8 FROM (
