@@ -15,16 +15,16 @@
 //! use tower_herd::retry_token::{RetryTokenLayer, Tokens};
 //! use tower_herd_postgres::{PostgresTokens, apalis};
 //!
-//! struct Sync { account: u64 }
+//! struct SyncAccount { id: u64 }
 //!
 //! # fn example(pool: sqlx::PgPool) -> impl Clone {
 //! let tokens = Tokens::new("jobs", PostgresTokens::new(pool.clone()));
 //! let layer = RetryTokenLayer::new(
 //!     &tokens,
-//!     |task: &Task<Sync>| Some(format!("sync:{}", task.args.account)),
-//!     apalis::attempt,
+//!     |task: &Task<SyncAccount>| Some(format!("sync:{}", task.args.id)),
+//!     apalis::attempt::<SyncAccount>,
 //! )
-//! .outcome(apalis::outcome)
+//! .outcome(apalis::outcome::<()>)
 //! .defer(apalis::Requeue::new(pool));
 //! # layer
 //! # }
