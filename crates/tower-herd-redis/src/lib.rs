@@ -59,7 +59,7 @@
 //! The rights that are enough for a fleet, and for who only looks (`peek`):
 //!
 //! ```text
-//! ACL SETUSER herd on >PASSWORD ~herd:v1:* &herd:v1:* +eval +evalsha +eval_ro +evalsha_ro +hget +hmget +hset +hgetall +hdel +del +time +info +hello +publish +spublish +subscribe +ssubscribe +cluster|slots
+//! ACL SETUSER herd on >PASSWORD ~herd:v1:* &herd:v1:* +eval +evalsha +eval_ro +evalsha_ro +hget +hmget +hset +hgetall +hlen +hdel +del +time +info +hello +publish +spublish +subscribe +ssubscribe +cluster|slots
 //! ACL SETUSER look on >PASSWORD ~herd:v1:* +eval +evalsha +eval_ro +evalsha_ro +hget +hgetall +time +hello
 //! ```
 //!

@@ -55,6 +55,9 @@ struct State {
     phase: Phase,
     // Connections and attempts that failed since the last answer.
     failures: u32,
+    // Since when the connection owes an answer. Whoever asks may give up before us, and would not notice that it is
+    // dead.
+    silent: Option<Instant>,
     random: fastrand::Rng,
 }
 
@@ -138,7 +141,7 @@ impl Link {
     ) -> Self {
         let (connect_timeout, patience) = (config.connect_timeout, config.response_timeout);
         let random = fastrand::Rng::with_seed(entropy());
-        let state = Mutex::new(State { phase: Phase::Idle, failures: 0, random });
+        let state = Mutex::new(State { phase: Phase::Idle, failures: 0, silent: None, random });
         Link(Arc::new(Inner { target, cluster, connect_timeout, patience, pushes, state }))
     }
 
@@ -168,17 +171,17 @@ impl Link {
         deadline: Instant,
         what: impl Future<Output = RedisResult<T>>,
     ) -> RedisResult<T> {
-        let time = deadline.saturating_duration_since(Instant::now());
-        let result = match timeout_at(deadline, what).await {
-            Ok(result) => result,
-            // Some of the time went by while this connection was made: that says nothing against it.
-            Err(_) if time < self.0.patience / 10 * 9 => return Err(timed_out()),
-            Err(_) => Err(timed_out()),
-        };
+        let began = Instant::now();
+        self.0.sent(ready.id, began);
+        let result = timeout_at(deadline, what).await.unwrap_or_else(|_| Err(timed_out()));
         match &result {
-            Ok(_) => self.0.lock().failures = 0,
+            Ok(_) => self.0.answered(ready.id),
+            // Some of the time went by while this connection was made: that says nothing against it.
+            Err(error)
+                if error.is_timeout()
+                    && deadline.saturating_duration_since(began) < self.0.patience / 10 * 9 => {}
             Err(error) if verdict(error) == Verdict::Replace => self.0.lost(ready.id, error),
-            Err(_) => {}
+            Err(_) => self.0.answered(ready.id),
         }
         result
     }
@@ -206,6 +209,11 @@ impl Inner {
 
     fn step(&self) -> Step {
         let mut state = self.lock();
+        if let (Phase::Up(_), Some(since)) = (&state.phase, state.silent)
+            && since.elapsed() >= self.patience
+        {
+            state.lost(&timed_out());
+        }
         match &state.phase {
             Phase::Up(ready) => return Step::Ready(ready.clone()),
             Phase::Waiting { until, error } if Instant::now() < *until => return Step::Failed(error.clone()),
@@ -220,22 +228,44 @@ impl Inner {
 
     fn lost(&self, id: u64, error: &RedisError) {
         let mut state = self.lock();
-        if !matches!(&state.phase, Phase::Up(ready) if ready.id == id) {
-            return;
+        if state.is_up(id) {
+            state.lost(error);
         }
-        tracing::debug!(error = %error, "the connection to the fleet's store is lost");
-        state.failures = state.failures.saturating_add(1);
-        state.phase = match state.failures {
-            // A connection that did work is replaced at once.
-            1 => Phase::Idle,
-            failures => {
-                Phase::Waiting { until: Instant::now() + state.wait(failures - 1), error: error.clone() }
-            }
-        };
+    }
+
+    fn sent(&self, id: u64, now: Instant) {
+        let mut state = self.lock();
+        if state.is_up(id) {
+            state.silent.get_or_insert(now);
+        }
+    }
+
+    fn answered(&self, id: u64) {
+        let mut state = self.lock();
+        if state.is_up(id) {
+            state.silent = None;
+            state.failures = 0;
+        }
     }
 }
 
 impl State {
+    fn is_up(&self, id: u64) -> bool {
+        matches!(&self.phase, Phase::Up(ready) if ready.id == id)
+    }
+
+    fn lost(&mut self, error: &RedisError) {
+        tracing::debug!(error = %error, "the connection to the fleet's store is lost");
+        self.failures = self.failures.saturating_add(1);
+        self.phase = match self.failures {
+            // A connection that did work is replaced at once.
+            1 => Phase::Idle,
+            failures => {
+                Phase::Waiting { until: Instant::now() + self.wait(failures - 1), error: error.clone() }
+            }
+        };
+    }
+
     /// Capped, and spread over the upper half: at the cap too, not all come at once.
     fn wait(&mut self, failures: u32) -> Duration {
         let doubled = FIRST_WAIT.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LAST_WAIT);
@@ -255,7 +285,10 @@ async fn connect(inner: Arc<Inner>, end: watch::Sender<()>) {
     let result = timeout(patience, attempt(&inner)).await.unwrap_or_else(|_| Err(timed_out()));
     let mut state = inner.lock();
     state.phase = match result {
-        Ok(ready) => Phase::Up(ready),
+        Ok(ready) => {
+            state.silent = None;
+            Phase::Up(ready)
+        }
         Err(error) => {
             tracing::debug!(error = %error, "no connection to the fleet's store");
             state.failures = state.failures.saturating_add(1);
@@ -397,7 +430,8 @@ mod tests {
 
     #[test]
     fn waits_between_attempts_double_up_to_two_seconds_and_are_spread() {
-        let mut state = State { phase: Phase::Idle, failures: 0, random: fastrand::Rng::with_seed(1) };
+        let mut state =
+            State { phase: Phase::Idle, failures: 0, silent: None, random: fastrand::Rng::with_seed(1) };
         for (failures, most) in
             [(1, 50), (2, 100), (3, 200), (6, 1600), (7, 2000), (40, 2000), (u32::MAX, 2000)]
         {

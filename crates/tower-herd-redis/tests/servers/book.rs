@@ -5,14 +5,14 @@ use tower_herd::{
     PauseReason,
     store::{HolderId, News, Quantity, RateLimit, RateReport, StoreErrorKind},
 };
-use tower_herd_redis::{RedisConfig, RedisStore};
+use tower_herd_redis::RedisStore;
 
 const KEY: &str = "herd:v1:{llm}";
 
 #[tokio::test]
 async fn a_look_shows_what_is_there_and_changes_nothing() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     assert_eq!(store.peek("llm").await.unwrap(), None);
     let mut holder = Holder::new(7);
     holder.report.label = "host-1 größe".into();
@@ -50,14 +50,14 @@ async fn a_look_shows_what_is_there_and_changes_nothing() {
 #[tokio::test]
 async fn a_look_needs_no_right_to_write_and_works_where_nothing_can_be_written() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     Holder::new(7).exchange(&store, "llm").await.unwrap();
     let documented = include_str!("../../src/lib.rs");
     let line = documented.lines().find_map(|line| line.split_once("ACL SETUSER look ")).unwrap().1;
     let rights: Vec<&str> =
         line.split(' ').map(|right| if right == ">PASSWORD" { ">secret" } else { right }).collect();
     assert_eq!(redis.cli(&[&["ACL", "SETUSER", "look"], &rights[..]].concat()), "OK");
-    let reader = RedisConfig::single(&redis.url()).unwrap().credentials(Some("look"), "secret");
+    let reader = crate::single(&redis.url()).credentials(Some("look"), "secret");
     let reader = RedisStore::new(reader).unwrap();
     assert!(reader.peek("llm").await.unwrap().is_some());
     let error = Holder::new(8).exchange(&reader, "llm").await.unwrap_err();
@@ -67,14 +67,14 @@ async fn a_look_needs_no_right_to_write_and_works_where_nothing_can_be_written()
     assert_eq!(redis.cli(&["CONFIG", "SET", "maxmemory", "0"]), "OK");
     let replica = Redis::with(&["--replicaof", "127.0.0.1", &redis.port().to_string()]).await;
     crate::support::until("the replica follows", async || replica.info("master_link_status") == "up").await;
-    let status = RedisStore::open(&replica.url()).unwrap().peek("llm").await.unwrap().unwrap();
+    let status = crate::open(&replica.url()).peek("llm").await.unwrap().unwrap();
     assert_eq!(status.members.len(), 1);
 }
 
 #[tokio::test]
 async fn a_look_at_a_server_that_is_not_there_is_a_typed_error() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     drop(redis);
     assert_eq!(store.peek("llm").await.unwrap_err().kind(), StoreErrorKind::Unreachable);
 }
@@ -84,7 +84,7 @@ async fn a_look_at_a_server_that_is_not_there_is_a_typed_error() {
 #[tokio::test]
 async fn garbage_in_the_key_is_a_typed_error() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(7);
     let own = HolderId(7).to_string();
     let garbage: [&[&str]; 7] = [
@@ -124,7 +124,7 @@ async fn garbage_in_the_key_is_a_typed_error() {
 #[tokio::test]
 async fn redisson_4100_6302_holders_that_come_and_go_leave_nothing() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut stays = Holder::new(0);
     stays.report.terms.ttl = 200;
     let long = std::env::var_os("TOWER_HERD_LONG").is_some();
@@ -149,7 +149,9 @@ async fn redisson_4100_6302_holders_that_come_and_go_leave_nothing() {
         redis.cli(&["HLEN", KEY]) == "2"
     })
     .await;
-    assert!(redis.cli(&["MEMORY", "USAGE", KEY]).parse::<u64>().unwrap() < 4000);
+    let bytes: u64 = redis.cli(&["MEMORY", "USAGE", KEY]).parse().unwrap();
+    // A table that has shrunk keeps some of its room. All holders would be 400 kB, in the short mode.
+    assert!(bytes < 50_000, "{bytes}");
     assert!(most > 2, "{most}");
 }
 
@@ -158,7 +160,7 @@ async fn redisson_4100_6302_holders_that_come_and_go_leave_nothing() {
 #[tokio::test]
 async fn fields_at_their_limits() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let scopes = (0..200).map(|number| News::Paused {
         scope: Some(format!("scope {number} {}", "x".repeat(1000))),
         wait: u64::MAX,
@@ -208,7 +210,7 @@ async fn fields_at_their_limits() {
 #[tokio::test]
 async fn a_restart_without_data_is_a_new_book() {
     let mut redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(7);
     let first = holder.exchange(&store, "llm").await.unwrap();
     assert_eq!(holder.exchange(&store, "llm").await.unwrap().epoch, first.epoch);

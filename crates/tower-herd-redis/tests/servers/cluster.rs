@@ -14,7 +14,7 @@ use tower_herd_redis::{RedisConfig, RedisStore};
 fn store(cluster: &Cluster, nodes: usize) -> RedisStore {
     let urls = cluster.urls();
     let config = RedisConfig::cluster(urls.iter().take(nodes).map(String::as_str)).unwrap();
-    RedisStore::new(config.check_every(Duration::from_millis(200))).unwrap()
+    RedisStore::new(crate::patient(config).check_every(Duration::from_millis(200))).unwrap()
 }
 
 /// A provider whose key lies at each node.
@@ -180,7 +180,7 @@ async fn a_node_that_dies_takes_only_its_own_providers_with_it() {
 async fn a_cluster_that_is_taken_for_a_single_server_says_so() {
     let cluster = Cluster::start().await;
     let provider = &one_at_each(&cluster)[1];
-    let store = RedisStore::open(&cluster.nodes[0].url()).unwrap();
+    let store = crate::open(&cluster.nodes[0].url());
     let error = Holder::new(1).exchange(&store, provider).await.unwrap_err();
     assert!(words(&error).starts_with("MOVED"), "{error:?}");
 }
@@ -207,7 +207,7 @@ async fn a_cluster_by_tls_with_a_password() {
     ];
     let cluster = Cluster::with(&options, true).await;
     let url = format!("rediss://127.0.0.1:{}/", cluster.nodes[0].tls_port().unwrap());
-    let config = RedisConfig::cluster([url.as_str()]).unwrap().credentials(None, "secret");
+    let config = crate::patient(RedisConfig::cluster([url.as_str()]).unwrap()).credentials(None, "secret");
     let store = RedisStore::new(config.tls_authority(std::fs::read(ca).unwrap())).unwrap();
     let (heard, _task) = Heard::listen(&store);
     for provider in one_at_each(&cluster) {
@@ -215,7 +215,7 @@ async fn a_cluster_by_tls_with_a_password() {
         until_answered(&store, &provider, &mut holder).await;
         heard.until(&provider, None).await;
     }
-    let denied = RedisConfig::cluster([url.as_str()]).unwrap().credentials(None, "wrong");
+    let denied = crate::patient(RedisConfig::cluster([url.as_str()]).unwrap()).credentials(None, "wrong");
     let denied =
         RedisStore::new(denied.tls_authority(std::fs::read(own.to_owned() + "/ca.pem").unwrap())).unwrap();
     let error = Holder::new(1).exchange(&denied, "llm").await.unwrap_err();

@@ -14,14 +14,17 @@ use tokio::time::{Instant, interval, sleep};
 use tower_herd::store::{FleetStore as _, StoreErrorKind};
 use tower_herd_redis::{RedisConfig, RedisStore};
 
+/// Of [`quick`].
+const PATIENCE: Duration = Duration::from_millis(400);
+
 fn quick(url: &str) -> RedisStore {
-    RedisStore::new(RedisConfig::single(url).unwrap().response_timeout(Duration::from_millis(200))).unwrap()
+    RedisStore::new(RedisConfig::single(url).unwrap().response_timeout(PATIENCE)).unwrap()
 }
 
 #[tokio::test]
 async fn a_connection_that_the_server_closed_is_replaced() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(1);
     holder.exchange(&store, "llm").await.unwrap();
     for _ in 0..10 {
@@ -39,7 +42,7 @@ async fn a_connection_that_the_server_closed_is_replaced() {
 #[tokio::test]
 async fn redis_rs_1190_563_a_restart_under_ticks_of_a_millisecond() {
     let mut redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let ticking = store.clone();
     let ticks = tokio::spawn(async move {
         let mut holder = Holder::new(1);
@@ -79,7 +82,7 @@ async fn a_server_that_is_down_is_tried_less_and_less_often() {
     let redis = Redis::start().await;
     let proxy = Proxy::start(redis.port());
     proxy.refuse(true);
-    let store = RedisStore::open(&proxy.url()).unwrap();
+    let store = crate::open(&proxy.url());
     let mut holder = Holder::new(1);
     let began = Instant::now();
     let mut failed = 0;
@@ -105,24 +108,48 @@ async fn redis_rs_275_1513_a_black_hole_is_a_timeout_and_its_connection_is_not_u
         let store = quick(&proxy.url());
         let mut holder = Holder::new(1);
         let provider = format!("{up:?}{down:?}");
-        holder.exchange(&store, &provider).await.unwrap();
-        assert_eq!(proxy.accepted(), 1);
+        until_answered(&store, &provider, &mut holder).await;
+        let connections = proxy.accepted();
         proxy.up(up);
         proxy.down(down);
         let began = Instant::now();
         let error = holder.exchange(&store, &provider).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
-        assert!(began.elapsed() >= Duration::from_millis(200));
+        assert!(began.elapsed() >= PATIENCE);
         // Nor is there an answer over a new one, while it lasts.
         let error = holder.exchange(&store, &provider).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
         proxy.heal();
         let (grant, errors) = until_answered(&store, &provider, &mut holder).await;
         assert!(errors.iter().all(|kind| *kind == StoreErrorKind::Timeout), "{errors:?}");
-        assert!(proxy.accepted() > 1);
+        assert!(proxy.accepted() > connections);
         // Over the old one nothing old comes.
         assert!(!grant.stale);
     }
+}
+
+/// Whoever exchanges may have less patience than the store: it drops the exchange, and the connection is found out all the
+/// same.
+#[tokio::test]
+async fn a_black_hole_is_noticed_by_those_who_give_up_early() {
+    let redis = Redis::start().await;
+    let proxy = Proxy::start(redis.port());
+    let store = quick(&proxy.url());
+    let mut holder = Holder::new(1);
+    until_answered(&store, "llm", &mut holder).await;
+    let connections = proxy.accepted();
+    proxy.black_hole();
+    let began = Instant::now();
+    until("another connection", async || {
+        let patience = Duration::from_millis(50);
+        let answer = tokio::time::timeout(patience, holder.exchange(&store, "llm")).await;
+        assert!(!matches!(answer, Ok(Ok(_))));
+        proxy.accepted() > connections
+    })
+    .await;
+    assert!(began.elapsed() >= PATIENCE);
+    proxy.heal();
+    until_answered(&store, "llm", &mut holder).await;
 }
 
 /// The report arrives, its answer does not: it counts, and is not sent again.
@@ -132,14 +159,15 @@ async fn a_lost_answer_is_a_timeout_and_its_report_was_taken_in_once() {
     let proxy = Proxy::start(redis.port());
     let store = quick(&proxy.url());
     let mut holder = Holder::new(1);
-    holder.exchange(&store, "llm").await.unwrap();
+    until_answered(&store, "llm", &mut holder).await;
     let ran = redis.calls("evalsha") + redis.calls("eval");
     proxy.down(Flow::Lose);
     assert_eq!(holder.exchange(&store, "llm").await.unwrap_err().kind(), StoreErrorKind::Timeout);
+    let lost = holder.report.seq;
     until("it ran", async || redis.calls("evalsha") + redis.calls("eval") == ran + 1).await;
     proxy.heal();
     let (grant, _) = until_answered(&store, "llm", &mut holder).await;
-    assert!(grant.before >= 2, "{grant:?}");
+    assert!(grant.before >= lost, "{grant:?}");
     assert!(!grant.stale);
 }
 
@@ -150,20 +178,21 @@ async fn a_report_that_comes_late_changes_nothing() {
     let proxy = Proxy::start(redis.port());
     let store = quick(&proxy.url());
     let mut holder = Holder::new(1);
-    holder.exchange(&store, "llm").await.unwrap();
+    until_answered(&store, "llm", &mut holder).await;
+    let known = holder.report.seq;
     proxy.up(Flow::Hold);
     assert_eq!(holder.exchange(&store, "llm").await.unwrap_err().kind(), StoreErrorKind::Timeout);
-    let direct = RedisStore::open(&redis.url()).unwrap();
-    assert_eq!(holder.exchange(&direct, "llm").await.unwrap().before, 1);
+    let direct = crate::open(&redis.url());
+    assert_eq!(holder.exchange(&direct, "llm").await.unwrap().before, known);
     let ran = redis.calls("evalsha") + redis.calls("eval");
     proxy.heal();
     // If the closed connection was faster than its bytes, there is nothing late to see.
     sleep(Duration::from_millis(100)).await;
     let late = redis.calls("evalsha") + redis.calls("eval") - ran;
     assert!(late <= 1, "{late}");
-    assert_eq!(holder.exchange(&direct, "llm").await.unwrap().before, 3);
+    assert_eq!(holder.exchange(&direct, "llm").await.unwrap().before, known + 2);
     let mut old = Holder::new(1);
-    old.report.seq = 1;
+    old.report.seq = known;
     assert!(old.exchange(&direct, "llm").await.unwrap().stale);
 }
 
@@ -172,7 +201,7 @@ async fn a_paused_a_sleeping_and_a_stopped_server_time_out_and_are_back_afterwar
     let redis = Redis::with(&["--enable-debug-command", "yes"]).await;
     let store = quick(&redis.url());
     let mut holder = Holder::new(1);
-    holder.exchange(&store, "llm").await.unwrap();
+    until_answered(&store, "llm", &mut holder).await;
     for trouble in ["pause", "sleep", "stop"] {
         match trouble {
             "pause" => assert_eq!(redis.cli(&["CLIENT", "PAUSE", "800"]), "OK"),
@@ -202,22 +231,25 @@ async fn a_paused_a_sleeping_and_a_stopped_server_time_out_and_are_back_afterwar
 #[tokio::test]
 async fn a_slow_connection_is_made_beside_the_exchanges() {
     let redis = Redis::start().await;
-    let proxy = Proxy::start(redis.port());
-    // Three questions of a greeting, 40 ms each way.
-    proxy.delay(Duration::from_millis(40));
-    let store = quick(&proxy.url());
     let mut holder = Holder::new(1);
+    holder.exchange(&crate::open(&redis.url()), "llm").await.unwrap();
+    let proxy = Proxy::start(redis.port());
+    // Three questions of a greeting, 180 ms each way.
+    proxy.delay(Duration::from_millis(180));
+    let config = RedisConfig::single(&proxy.url()).unwrap().connect_timeout(Duration::from_secs(10));
+    let store = RedisStore::new(config.response_timeout(Duration::from_secs(1))).unwrap();
     let (_, errors) = until_answered(&store, "llm", &mut holder).await;
     assert!(!errors.is_empty() && errors.iter().all(|kind| *kind == StoreErrorKind::Timeout), "{errors:?}");
-    assert_eq!(proxy.accepted(), 1);
-    holder.exchange(&store, "llm").await.unwrap();
+    // Were it begun anew by each exchange, it would be one more.
+    assert!(proxy.accepted() <= errors.len(), "{} {errors:?}", proxy.accepted());
+    until_answered(&store, "llm", &mut holder).await;
 }
 
 /// Answers are matched with questions, however many there are and whichever are given up.
 #[tokio::test]
 async fn exchanges_at_once_and_dropped_ones_do_not_mix_up_answers() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     Holder::new(99).exchange(&store, "first").await.unwrap();
     let mut random = fastrand::Rng::with_seed(7);
     let mut sent = [0_u64; 4];
@@ -251,7 +283,7 @@ fn a_runtime_that_goes_takes_its_connection_with_it() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let first = runtime();
     let redis = first.block_on(Redis::start());
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(1);
     first.block_on(holder.exchange(&store, "llm")).unwrap();
     drop(first);

@@ -3,10 +3,9 @@
 use crate::support::{Redis, until};
 use std::time::Duration;
 use tower_herd::{Fleet, Provider, ProviderSettings, store::FleetSettings};
-use tower_herd_redis::RedisStore;
 
 fn member(redis: &Redis, label: &str) -> (Fleet, Provider) {
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let fleet = Fleet::shared(store, FleetSettings::new().label(label)).unwrap();
     let provider = fleet.configure("llm", ProviderSettings::new().ceiling(20)).unwrap();
     (fleet, provider)
@@ -20,7 +19,7 @@ async fn two_fleets_share_a_ceiling_and_say_goodbye() {
         [&one, &two].iter().all(|provider| provider.lease().is_some_and(|lease| lease.members == 2))
     })
     .await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let status = store.peek("llm").await.unwrap().unwrap();
     let mut labels: Vec<_> = status.members.iter().map(|member| member.label.as_str()).collect();
     labels.sort_unstable();
@@ -39,7 +38,7 @@ async fn two_fleets_share_a_ceiling_and_say_goodbye() {
 async fn a_server_that_goes_and_comes_back() {
     let mut redis = Redis::start().await;
     let (fleet, _provider) = member(&redis, "one");
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     until("it has reported", async || matches!(store.peek("llm").await, Ok(Some(_)))).await;
     let run = store.peek("llm").await.unwrap().unwrap().run;
     redis.kill();

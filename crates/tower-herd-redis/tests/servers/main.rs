@@ -12,9 +12,9 @@ mod single;
 mod tokens;
 mod wakes;
 
-use std::error::Error as _;
+use std::{error::Error as _, time::Duration};
 use tower_herd::store::{Epoch, FleetStore as _, Grant, HolderId, Report, StoreError, StoreErrorKind};
-use tower_herd_redis::RedisStore;
+use tower_herd_redis::{RedisConfig, RedisStore};
 
 /// One process of a fleet, as its store sees it.
 #[derive(Debug)]
@@ -38,6 +38,19 @@ impl Holder {
     pub(crate) async fn exchange(&mut self, store: &RedisStore, provider: &str) -> Result<Grant, StoreError> {
         store.exchange(provider, self.next()).await
     }
+}
+
+/// With so much time that a busy machine is no trouble, for tests that are not about time.
+pub(crate) fn patient(config: RedisConfig) -> RedisConfig {
+    config.response_timeout(Duration::from_secs(10)).connect_timeout(Duration::from_secs(10))
+}
+
+pub(crate) fn single(url: &str) -> RedisConfig {
+    patient(RedisConfig::single(url).unwrap())
+}
+
+pub(crate) fn open(url: &str) -> RedisStore {
+    RedisStore::new(single(url)).unwrap()
 }
 
 /// What the server itself said.

@@ -40,7 +40,7 @@ async fn a_name_that_no_sentinel_knows_is_unavailable() {
     let fleet = Sentinels::start(1).await;
     let urls = fleet.urls();
     let config = RedisConfig::sentinel("nobody", urls.iter().map(String::as_str)).unwrap();
-    let store = RedisStore::new(config.response_timeout(Duration::from_secs(2))).unwrap();
+    let store = RedisStore::new(crate::patient(config)).unwrap();
     let error = Holder::new(1).exchange(&store, "llm").await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
 }
@@ -51,7 +51,7 @@ async fn sentinels_and_servers_have_passwords_of_their_own() {
     let url = format!("redis://:for-sentinels@127.0.0.1:{}/", fleet.sentinels[0].port());
     let config = || {
         let config = RedisConfig::sentinel("herd", [url.as_str()]).unwrap();
-        config.response_timeout(Duration::from_secs(2))
+        crate::patient(config)
     };
     let store = RedisStore::new(config().credentials(None, "for-servers")).unwrap();
     Holder::new(1).exchange(&store, "llm").await.unwrap();

@@ -2,21 +2,21 @@
 
 use crate::{Holder, support::Redis, until_answered, words};
 use tower_herd::store::{FleetStore as _, StoreErrorKind};
-use tower_herd_redis::{RedisConfig, RedisStore};
+use tower_herd_redis::RedisStore;
 
 #[tokio::test]
 async fn by_tcp_by_socket_and_in_another_database() {
     let redis = Redis::start().await;
     let database = format!("{}3", redis.url());
     for (holder, url) in [(1, redis.url()), (2, redis.socket_url()), (3, database)] {
-        let store = RedisStore::open(&url).unwrap();
+        let store = crate::open(&url);
         let mut holder = Holder::new(holder);
         assert!(!holder.exchange(&store, "llm").await.unwrap().stale, "{url}");
         assert_eq!(holder.exchange(&store, "llm").await.unwrap().before, 1, "{url}");
     }
     assert_eq!(redis.cli(&["KEYS", "*"]), "herd:v1:{llm}");
     assert_eq!(redis.cli(&["-n", "3", "KEYS", "*"]), "herd:v1:{llm}");
-    let store = RedisStore::new(RedisConfig::single(&redis.url()).unwrap().prefix("other")).unwrap();
+    let store = RedisStore::new(crate::single(&redis.url()).prefix("other")).unwrap();
     Holder::new(1).exchange(&store, "llm").await.unwrap();
     assert_eq!(redis.cli(&["EXISTS", "other:v1:{llm}"]), "1");
 }
@@ -24,17 +24,16 @@ async fn by_tcp_by_socket_and_in_another_database() {
 #[tokio::test]
 async fn a_wrong_or_missing_password_is_denied_in_the_servers_own_words() {
     let redis = Redis::with(&["--requirepass", "s:e/c@ret"]).await;
-    let with = |user, password| {
-        RedisStore::new(RedisConfig::single(&redis.url()).unwrap().credentials(user, password)).unwrap()
-    };
+    let with =
+        |user, password| RedisStore::new(crate::single(&redis.url()).credentials(user, password)).unwrap();
     Holder::new(1).exchange(&with(None, "s:e/c@ret"), "llm").await.unwrap();
     Holder::new(2).exchange(&with(Some("default"), "s:e/c@ret"), "llm").await.unwrap();
     let encoded = format!("redis://:s%3Ae%2Fc%40ret@127.0.0.1:{}", redis.port());
-    Holder::new(3).exchange(&RedisStore::open(&encoded).unwrap(), "llm").await.unwrap();
+    Holder::new(3).exchange(&crate::open(&encoded), "llm").await.unwrap();
     for (store, said) in [
         (with(None, "wrong"), "WRONGPASS"),
         (with(Some("nobody"), "s:e/c@ret"), "WRONGPASS"),
-        (RedisStore::open(&redis.url()).unwrap(), "NOAUTH"),
+        (crate::open(&redis.url()), "NOAUTH"),
     ] {
         let error = Holder::new(4).exchange(&store, "llm").await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
@@ -57,7 +56,7 @@ async fn the_rights_that_the_documentation_names_are_enough_and_info_may_be_miss
     for (user, rights, run) in [("herd", &rights, ""), ("less", &less, "none")] {
         assert_eq!(redis.cli(&[&["ACL", "SETUSER", user], &rights[..]].concat()), "OK");
         redis.cli(&["SLOWLOG", "RESET"]);
-        let config = RedisConfig::single(&redis.url()).unwrap().credentials(Some(user), "secret");
+        let config = crate::single(&redis.url()).credentials(Some(user), "secret");
         let store = RedisStore::new(config).unwrap();
         let mut holder = Holder::new(1);
         for _ in 0..3 {
@@ -67,8 +66,7 @@ async fn the_rights_that_the_documentation_names_are_enough_and_info_may_be_miss
         assert!(log.contains(&format!("\"herd:v1:{{llm}}:w\",\"{run}\",\"publish\"")), "{user}: {log}");
     }
     assert_eq!(redis.cli(&["ACL", "SETUSER", "herd", "-evalsha", "-eval"]), "OK");
-    let store =
-        RedisStore::new(RedisConfig::single(&redis.url()).unwrap().credentials(Some("herd"), "secret"));
+    let store = RedisStore::new(crate::single(&redis.url()).credentials(Some("herd"), "secret"));
     let error = Holder::new(2).exchange(&store.unwrap(), "llm").await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
     assert!(words(&error).starts_with("NOPERM"), "{error:?}");
@@ -100,7 +98,7 @@ async fn with_tls_the_server_and_where_it_asks_the_client_prove_who_they_are() {
         ];
         let redis = Redis::with(&options).await;
         for host in ["localhost", "127.0.0.1"] {
-            let config = || RedisConfig::single(&format!("rediss://{host}:{tls}/")).unwrap();
+            let config = || crate::single(&format!("rediss://{host}:{tls}/"));
             let trusting = RedisStore::new(config().tls_authority(authority.clone())).unwrap();
             let known = RedisStore::new(
                 config().tls_authority(authority.clone()).tls_identity(certificate.clone(), key.clone()),
@@ -121,7 +119,7 @@ async fn with_tls_the_server_and_where_it_asks_the_client_prove_who_they_are() {
 #[tokio::test]
 async fn a_script_that_was_forgotten_is_brought_along() {
     let mut redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(1);
     holder.exchange(&store, "llm").await.unwrap();
     // The first look at a server asks for its run id by EVAL, too.
@@ -143,7 +141,7 @@ async fn a_script_that_was_forgotten_is_brought_along() {
 #[tokio::test]
 async fn redis_8623_6565_no_memory_is_an_outage_and_passes() {
     let redis = Redis::with(&["--maxmemory-policy", "allkeys-lru"]).await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(1);
     holder.exchange(&store, "llm").await.unwrap();
     let connections = redis.info("total_connections_received");
@@ -167,7 +165,7 @@ async fn redis_8623_6565_no_memory_is_an_outage_and_passes() {
 async fn redisson_4822_a_replica_refuses_and_serves_once_it_is_the_primary() {
     let primary = Redis::start().await;
     let replica = Redis::with(&["--replicaof", "127.0.0.1", &primary.port().to_string()]).await;
-    let store = RedisStore::open(&replica.url()).unwrap();
+    let store = crate::open(&replica.url());
     let mut holder = Holder::new(1);
     for _ in 0..3 {
         let error = holder.exchange(&store, "llm").await.unwrap_err();
@@ -198,7 +196,7 @@ async fn a_server_that_loads_its_data_is_unavailable_until_it_has_them() {
         "no",
     ])
     .await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(1);
     holder.exchange(&store, "llm").await.unwrap();
     assert_eq!(redis.cli(&["DEBUG", "POPULATE", "2000", "key", "100"]), "OK");
@@ -222,7 +220,7 @@ async fn a_server_that_loads_its_data_is_unavailable_until_it_has_them() {
 #[tokio::test]
 async fn any_name_is_a_name() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let long = "x".repeat(10_000);
     let names =
         ["", "{", "}", "{}", "{a}b", "a{b}", "%", "%7B", "größe 🐎", "with space\nand line", "*", &long];
@@ -241,7 +239,7 @@ async fn any_name_is_a_name() {
 #[tokio::test]
 async fn redis_semaphore_69_zuul_ratelimit_162_limits_14_one_key_and_one_step() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let mut holder = Holder::new(1);
     for round in 1..=20 {
         holder.exchange(&store, "llm").await.unwrap();

@@ -15,20 +15,22 @@ use tower_herd_sim::tokens::{Race, check, race};
 #[tokio::test(flavor = "multi_thread")]
 async fn the_contract_is_kept_by_one_server() {
     let redis = Redis::start().await;
-    let tokens = RedisTokens::open(&redis.url()).unwrap();
+    let tokens = RedisTokens::new(crate::single(&redis.url())).unwrap();
     check(&tokens, "check").await.assert_kept();
     race(&tokens, "race", Race::default()).await.assert_kept();
     // Many processes, each with its own connection, and scripts that are forgotten meanwhile.
     redis.cli(&["SCRIPT", "FLUSH"]);
-    check(&RedisTokens::open(&redis.socket_url()).unwrap(), "{tag}").await.assert_kept();
+    check(&RedisTokens::new(crate::single(&redis.socket_url())).unwrap(), "{tag}").await.assert_kept();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_contract_is_kept_by_a_cluster() {
     let cluster = Cluster::start().await;
     let urls = cluster.urls();
-    let tokens =
-        RedisTokens::new(RedisConfig::cluster(urls.iter().take(1).map(String::as_str)).unwrap()).unwrap();
+    let tokens = RedisTokens::new(crate::patient(
+        RedisConfig::cluster(urls.iter().take(1).map(String::as_str)).unwrap(),
+    ))
+    .unwrap();
     check(&tokens, "check").await.assert_kept();
     let written: Vec<u64> = cluster.nodes.iter().map(|node| node.calls("hset")).collect();
     assert!(written.iter().all(|written| *written > 20), "{written:?}");
@@ -52,7 +54,7 @@ async fn the_contract_is_kept_by_a_cluster() {
 #[tokio::test]
 async fn a_token_expires_by_itself_long_after_it_has_opened() {
     let redis = Redis::start().await;
-    let tokens = RedisTokens::open(&redis.url()).unwrap();
+    let tokens = RedisTokens::new(crate::single(&redis.url())).unwrap();
     let expiry = |key: &str| redis.cli(&["PTTL", &format!("herd:token:v1:{key}")]).parse::<u64>().unwrap();
     let near = |millis: u64, expected: u64| {
         assert!(millis <= expected && millis + 5000 > expected, "{millis} {expected}");
@@ -73,7 +75,7 @@ async fn a_token_expires_by_itself_long_after_it_has_opened() {
 #[tokio::test]
 async fn what_lies_in_the_way_is_begun_anew_and_any_name_is_a_key() {
     let redis = Redis::start().await;
-    let tokens = RedisTokens::open(&redis.url()).unwrap();
+    let tokens = RedisTokens::new(crate::single(&redis.url())).unwrap();
     let schedule = Schedule::new();
     redis.cli(&["SET", "herd:token:v1:text", "garbage"]);
     redis.cli(&["RPUSH", "herd:token:v1:list", "1"]);
@@ -122,11 +124,11 @@ async fn what_lies_in_the_way_is_begun_anew_and_any_name_is_a_key() {
 async fn a_store_that_does_not_answer_is_a_typed_error_and_a_lost_grant_counts() {
     let redis = Redis::start().await;
     let proxy = Proxy::start(redis.port());
-    let config = |url: &str| RedisConfig::single(url).unwrap().response_timeout(Duration::from_millis(200));
-    let tokens = RedisTokens::new(config(&proxy.url())).unwrap();
-    let other = RedisTokens::open(&redis.url()).unwrap();
+    let config = RedisConfig::single(&proxy.url()).unwrap().response_timeout(Duration::from_millis(400));
+    let tokens = RedisTokens::new(config).unwrap();
+    let other = RedisTokens::new(crate::single(&redis.url())).unwrap();
     let schedule = Schedule::new().growth(Duration::from_secs(60), 1.0, Duration::from_secs(60)).unwrap();
-    tokens.claim("warm", &schedule).await.unwrap();
+    crate::support::until("an answer", async || tokens.claim("warm", &schedule).await.is_ok()).await;
     other.claim("warm", &schedule).await.unwrap();
     proxy.down(Flow::Lose);
     assert_eq!(tokens.claim("job", &schedule).await.unwrap_err().kind(), StoreErrorKind::Timeout);

@@ -7,6 +7,7 @@ use crate::{
         proxy::{Flow, Proxy},
         until,
     },
+    until_answered,
 };
 use std::{
     sync::{Arc, Mutex},
@@ -48,7 +49,7 @@ impl Heard {
 fn quick(url: &str) -> RedisStore {
     let config = RedisConfig::single(url).unwrap();
     let config =
-        config.response_timeout(Duration::from_millis(200)).connect_timeout(Duration::from_millis(200));
+        config.response_timeout(Duration::from_millis(500)).connect_timeout(Duration::from_millis(500));
     RedisStore::new(config.check_every(Duration::from_millis(100))).unwrap()
 }
 
@@ -57,7 +58,7 @@ const CHANNEL: &str = "herd:v1:{llm}:w";
 #[tokio::test]
 async fn each_provider_that_was_exchanged_for_is_listened_for() {
     let redis = Redis::start().await;
-    let store = RedisStore::open(&redis.url()).unwrap();
+    let store = crate::open(&redis.url());
     let (heard, task) = Heard::listen(&store);
     let mut holder = Holder::new(1);
     holder.exchange(&store, "llm").await.unwrap();
@@ -90,7 +91,7 @@ async fn redisson_5762_1763_who_subscribes_after_the_release_is_woken_all_the_sa
     let redis = Redis::start().await;
     let store = quick(&redis.url());
     let mut holder = Holder::new(1);
-    holder.exchange(&store, "llm").await.unwrap();
+    until_answered(&store, "llm", &mut holder).await;
     assert_eq!(redis.cli(&["PUBLISH", CHANNEL, &HolderId(1).to_string()]), "0", "nobody listens yet");
     let (heard, _task) = Heard::listen(&store);
     heard.until("llm", None).await;
@@ -105,7 +106,7 @@ async fn a_subscription_that_was_cut_comes_back_and_says_so() {
     let store = quick(&redis.url());
     let (heard, _task) = Heard::listen(&store);
     let mut holder = Holder::new(1);
-    holder.exchange(&store, "llm").await.unwrap();
+    until_answered(&store, "llm", &mut holder).await;
     heard.until("llm", None).await;
     for _ in 0..5 {
         redis.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
@@ -127,7 +128,7 @@ async fn a_subscription_that_died_silently_is_replaced() {
         let proxy = Proxy::start(redis.port());
         let store = quick(&proxy.url());
         let (heard, task) = Heard::listen(&store);
-        Holder::new(1).exchange(&store, "llm").await.unwrap();
+        until_answered(&store, "llm", &mut Holder::new(1)).await;
         heard.until("llm", None).await;
         let connections = proxy.accepted();
         proxy.down(flow);
@@ -149,7 +150,7 @@ async fn without_the_right_to_the_channels_there_is_polling() {
         "OK"
     );
     let proxy = Proxy::start(redis.port());
-    let config = RedisConfig::single(&proxy.url()).unwrap().credentials(Some("mute"), "secret");
+    let config = crate::single(&proxy.url()).credentials(Some("mute"), "secret");
     let store = RedisStore::new(config.check_every(Duration::from_millis(100))).unwrap();
     let (heard, _task) = Heard::listen(&store);
     let mut holder = Holder::new(1);
@@ -170,7 +171,7 @@ async fn a_message_is_heard_once() {
     let redis = Redis::start().await;
     let store = quick(&redis.url());
     let (heard, _task) = Heard::listen(&store);
-    Holder::new(1).exchange(&store, "llm").await.unwrap();
+    until_answered(&store, "llm", &mut Holder::new(1)).await;
     heard.until("llm", None).await;
     for number in 1..=200_u128 {
         redis.cli(&["PUBLISH", CHANNEL, &HolderId(number).to_string()]);
