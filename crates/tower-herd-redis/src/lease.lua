@@ -1058,6 +1058,11 @@ if #chunks > 0 then grant.rates = chunks end
 
 -- ---------------------------------------------------------------- writing down, waking
 
+-- First what is gone: the holder's own record may be among it, and be there again. In parts, since a call takes
+-- only so many arguments.
+for i = 1, #gone, 1000 do
+  redis.call('HDEL', key, unpack(gone, i, min(i + 999, #gone)))
+end
 if own then dirty[holder] = true end
 local fields = { 's', cmsgpack.pack(s) }
 for id in pairs(dirty) do
@@ -1066,12 +1071,8 @@ for id in pairs(dirty) do
     fields[#fields + 1] = cmsgpack.pack(records[id])
   end
 end
--- In parts, since a call takes only so many arguments.
 for i = 1, #fields, 1000 do
   redis.call('HSET', key, unpack(fields, i, min(i + 999, #fields)))
-end
-for i = 1, #gone, 1000 do
-  redis.call('HDEL', key, unpack(gone, i, min(i + 999, #gone)))
 end
 
 local message = wake_all and '*' or table.concat(woken, ',')

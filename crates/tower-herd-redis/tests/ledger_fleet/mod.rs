@@ -80,6 +80,8 @@ pub struct Fleet {
     pace: u64,
     faults: u32,
     ceilings: &'static [Option<u32>],
+    /// Something happens in one of so many reports, about.
+    quiet: u32,
 }
 
 impl Fleet {
@@ -131,7 +133,9 @@ impl Fleet {
             late: Vec::new(),
             woken: Vec::new(),
             need: shape.need,
-            pace: shape.pace,
+            // A calm fleet has time for what takes long: ramps, looks above the limit, probes that get lost.
+            pace: shape.pace * [1, 1, 4][rng.usize(..3)],
+            quiet: [60, 60, 500, 2000][rng.usize(..4)],
             faults: shape.faults,
             ceilings: shape.ceilings,
             rng,
@@ -215,7 +219,7 @@ impl Fleet {
             _ => rng.u32(process.busy.min(process.cap)..=process.cap.max(process.busy)),
         };
         if rng.u32(..3) == 0 {
-            process.need = rng.u32(..=self.need);
+            process.need = rng.u32(..=self.need * if self.quiet > 60 { 2 } else { 1 });
         }
         let need = process.need.max(process.busy);
         if rng.bool() {
@@ -233,7 +237,7 @@ impl Fleet {
         report.limits = process.limits.clone();
         report.served = rng.u32(..4);
         for _ in 0..rng.u32(..4) / 2 {
-            if let Some(news) = news(rng, process) {
+            if let Some(news) = news(rng, process, self.quiet) {
                 process.news.push(news);
             }
         }
@@ -281,19 +285,21 @@ impl Fleet {
     }
 }
 
-fn news(rng: &mut Rng, process: &Process) -> Option<News> {
+fn news(rng: &mut Rng, process: &Process, quiet: u32) -> Option<News> {
     let scope = [None, None, Some("a"), Some("b"), Some("c")][rng.usize(..5)].map(str::to_owned);
     let known =
         process.scopes.iter().find(|(name, _)| *name == scope).map_or(0, |(_, generation)| *generation);
     let wait = match rng.u32(..20) {
         0 => rng.u64(300_000..8_000_000),
-        1..6 => rng.u64(5000..40_000),
-        _ => rng.u64(..5000),
+        1..4 => rng.u64(5000..40_000),
+        4..10 => rng.u64(..5000),
+        _ => rng.u64(..500),
     };
     let generation = process.generation.saturating_sub(rng.u64(..8) / 6);
     let reason = [PauseReason::Hint, PauseReason::Bare, PauseReason::Depleted][rng.usize(..3)];
-    // Most of the time nothing happens.
-    Some(match rng.u32(..60) {
+    // Most of the time nothing happens, but for what follows on what has happened.
+    let follows = !process.scopes.is_empty() && rng.bool();
+    Some(match if follows { rng.u32(8..60) } else { rng.u32(..quiet) } {
         0..4 => News::Throttled { generation, calls: rng.u32(1..5), wait },
         4 => News::Overloaded { generation, wait: wait * rng.u64(..2) },
         5..8 => News::Paused { scope, wait, reason },
