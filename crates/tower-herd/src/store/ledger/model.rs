@@ -321,9 +321,9 @@ impl World {
     }
 }
 
-/// Whether the ceiling was exceeded.
-fn is_over(seed: u64, without: Without) -> bool {
-    let mut world = World::new(seed, 6, true, without);
+/// Whether `n` processes exceeded the ceiling.
+fn is_over(seed: u64, n: usize, without: Without) -> bool {
+    let mut world = World::new(seed, n, true, without);
     world.run(300_000);
     world.most > CEILING
 }
@@ -335,7 +335,15 @@ fn many() -> u64 {
 #[test]
 fn the_ceiling_holds_through_losses_partitions_and_steps_of_the_clock() {
     for seed in 1..=many() {
-        assert!(!is_over(seed, Without::default()), "seed {seed}");
+        assert!(!is_over(seed, 6, Without::default()), "seed {seed}");
+    }
+}
+
+/// So many that not all of them are looked at each time.
+#[test]
+fn the_ceiling_holds_for_a_crowd() {
+    for seed in 1..=many() / 25 {
+        assert!(!is_over(seed, 130, Without::default()), "seed {seed}");
     }
 }
 
@@ -361,7 +369,7 @@ fn each_rule_is_needed() {
         Without { lease: true, ..none },
     ] {
         assert!(
-            (1..=40).any(|seed| is_over(seed, without)),
+            (1..=40).any(|seed| is_over(seed, 6, without)),
             "nothing goes wrong {without:?}: the check checks nothing"
         );
     }
