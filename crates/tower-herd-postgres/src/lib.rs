@@ -8,13 +8,13 @@
 //! | for | any queue, through [`RetryTokenLayer`](tower_herd::retry_token) | a queue whose SQL is yours |
 //! | where the token is | a table of its own | three columns of the job's row |
 //! | costs a job | two statements and commits, claim and clear | none: its columns go with the statements that the queue has |
-//! | throughput of empty jobs, of the plain queue's | 0.3 to 0.5 | 0.97; where only failures write, 1.0 |
+//! | throughput of empty jobs, of the plain queue's | 0.3 to 0.6 | 0.95 (0.87 to 1.01); where only failures write, 1.0 |
 //! | WAL a job | 370 bytes | 280 bytes; where only failures write, 50 |
 //!
-//! Medians of 21 paired rounds on a busy machine of two cores, PostgreSQL 15, `synchronous_commit` on: `cargo
-//! bench -p tower-herd-postgres --bench tokens` measures them anew, with their quartiles. An empty job takes a
-//! millisecond or two, so for jobs that call anybody neither is much; a statement of its own for the token, on the
-//! job's row, takes the queue to 0.6.
+//! Medians of paired rounds, and their range over five runs, on two cores that had other work to do (PostgreSQL 15):
+//! `cargo bench -p tower-herd-postgres --bench tokens` measures them anew, with their quartiles. WAL and statements
+//! are exact. An empty job takes a millisecond or two, so for jobs that call anybody neither is much. A statement of
+//! its own for the token, on the job's row, takes the queue to 0.6.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), tower_herd_postgres::Error> {
