@@ -149,7 +149,9 @@ impl RedisConfig {
     }
 
     /// An exchange is given up after this time, connecting included. Default 500 ms. Well below the time between two
-    /// renewals (1 s), or a slow server leaves no time for a second try.
+    /// renewals (1 s), or a slow server leaves no time for a second try. A connection that owes an answer for so
+    /// long is replaced; a fleet gives up no later than its own timeout, so a longer time here only keeps dead
+    /// connections for longer.
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = timeout;

@@ -34,6 +34,16 @@ pub(crate) enum Target {
     Sentinel { client: tokio::sync::Mutex<SentinelClient>, sentinels: u32 },
 }
 
+/// What a connection is for.
+#[derive(Clone)]
+pub(crate) enum Purpose {
+    /// Exchanges, whose script wants to know the server's run.
+    Book,
+    /// What is published comes here.
+    Wakes(UnboundedSender<PushInfo>),
+    Other,
+}
+
 /// A connection, made when it is first asked for, on the runtime of who asks. A handle.
 ///
 /// It is made in a task of its own, so that an exchange waits for no longer than it has time, and the next one finds
@@ -47,7 +57,7 @@ struct Inner {
     connect_timeout: Duration,
     /// For an answer.
     patience: Duration,
-    pushes: Option<UnboundedSender<PushInfo>>,
+    purpose: Purpose,
     state: Mutex<State>,
 }
 
@@ -133,16 +143,11 @@ impl Server {
 }
 
 impl Link {
-    pub(crate) fn new(
-        target: Target,
-        cluster: bool,
-        config: &RedisConfig,
-        pushes: Option<UnboundedSender<PushInfo>>,
-    ) -> Self {
+    pub(crate) fn new(target: Target, cluster: bool, config: &RedisConfig, purpose: Purpose) -> Self {
         let (connect_timeout, patience) = (config.connect_timeout, config.response_timeout);
         let random = fastrand::Rng::with_seed(entropy());
         let state = Mutex::new(State { phase: Phase::Idle, failures: 0, silent: None, random });
-        Link(Arc::new(Inner { target, cluster, connect_timeout, patience, pushes, state }))
+        Link(Arc::new(Inner { target, cluster, connect_timeout, patience, purpose, state }))
     }
 
     /// The connection, once it is there. Fails at once while the wait after a failed attempt lasts.
@@ -303,7 +308,10 @@ async fn connect(inner: Arc<Inner>, end: watch::Sender<()>) {
 async fn attempt(inner: &Arc<Inner>) -> RedisResult<Ready> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    let pushes = inner.pushes.clone();
+    let pushes = match &inner.purpose {
+        Purpose::Wakes(pushes) => Some(pushes.clone()),
+        Purpose::Book | Purpose::Other => None,
+    };
     // The connection's task must not keep the connection.
     let weak: Weak<Inner> = Arc::downgrade(inner);
     let config = AsyncConnectionConfig::new()
@@ -326,12 +334,16 @@ async fn attempt(inner: &Arc<Inner>) -> RedisResult<Ready> {
             client.lock().await.get_async_connection_with_config(&config).await?
         }
     };
-    let server = Arc::new(greet(&mut connection, inner.cluster).await?);
+    let server = Arc::new(greet(&mut connection, inner.cluster, &inner.purpose).await?);
     Ok(Ready { id, connection, server })
 }
 
 /// Which kind of server it is, and what we may do there.
-async fn greet(connection: &mut MultiplexedConnection, cluster: bool) -> RedisResult<Server> {
+async fn greet(
+    connection: &mut MultiplexedConnection,
+    cluster: bool,
+    purpose: &Purpose,
+) -> RedisResult<Server> {
     let hello: HashMap<String, Value> = cmd("HELLO").query_async(connection).await?;
     let text = |name: &str| {
         hello
@@ -340,13 +352,11 @@ async fn greet(connection: &mut MultiplexedConnection, cluster: bool) -> RedisRe
             .unwrap_or_default()
     };
     let major = text("version").split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
-    let mut server = Server {
-        run: run(connection).await?,
-        major,
-        cluster,
-        ranges: Vec::new(),
-        learned: AtomicBool::new(false),
+    let run = match purpose {
+        Purpose::Book => run(connection).await?,
+        Purpose::Wakes(_) | Purpose::Other => Run::default(),
     };
+    let mut server = Server { run, major, cluster, ranges: Vec::new(), learned: AtomicBool::new(false) };
     if cluster {
         // Not needed: whoever is asked tells where a key is. But a node that dies tells nothing, and then others
         // must be known.

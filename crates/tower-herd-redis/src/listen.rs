@@ -4,7 +4,7 @@ use crate::{
     config::RedisConfig,
     error::is_denied,
     key::{channel, key},
-    link::entropy,
+    link::{Purpose, entropy},
     nodes::{Nodes, Subscription},
 };
 use redis::{PushInfo, PushKind, Value};
@@ -31,7 +31,7 @@ pub(crate) async fn listen(
     wakes: &(dyn Fn(Wake<'_>) + Send + Sync),
 ) {
     let (sender, mut pushes) = mpsc::unbounded_channel();
-    let nodes = match Nodes::new(config, Some(sender)) {
+    let nodes = match Nodes::new(config, Purpose::Wakes(sender)) {
         Ok(nodes) => nodes,
         Err(error) => {
             tracing::error!(error = %error, "no wake-ups from the fleet's store");

@@ -7,16 +7,14 @@
 use crate::{
     config::{Mode, RedisConfig},
     error::{redirect, timed_out},
-    link::{Link, Ready, Target},
+    link::{Link, Purpose, Ready, Target},
 };
-use redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, RedisError, RedisResult, Value, cmd,
-};
+use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value, cmd};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
-use tokio::{sync::mpsc::UnboundedSender, time::Instant};
+use tokio::time::Instant;
 
 /// A slot that moves from node to node faster than this is followed in the next call.
 const MOST_HOPS: u32 = 5;
@@ -30,7 +28,7 @@ pub(crate) struct Cluster {
     // Address aside, all nodes are reached like this one.
     model: ConnectionInfo,
     config: RedisConfig,
-    pushes: Option<UnboundedSender<PushInfo>>,
+    purpose: Purpose,
     table: Mutex<Table>,
 }
 
@@ -53,10 +51,10 @@ pub(crate) trait Ask {
 
 impl Nodes {
     /// No I/O.
-    pub(crate) fn new(config: &RedisConfig, pushes: Option<UnboundedSender<PushInfo>>) -> RedisResult<Self> {
-        let link = |target, pushes| Link::new(target, false, config, pushes);
+    pub(crate) fn new(config: &RedisConfig, purpose: Purpose) -> RedisResult<Self> {
+        let link = |target, purpose| Link::new(target, false, config, purpose);
         Ok(match &config.mode {
-            Mode::Single(node) => Nodes::One(link(Target::Node(Client::open(node.clone())?), pushes)),
+            Mode::Single(node) => Nodes::One(link(Target::Node(Client::open(node.clone())?), purpose)),
             Mode::Sentinel { sentinels, .. } => {
                 let client = config.sentinel_client().map_err(|error| {
                     RedisError::from((ErrorKind::InvalidClientConfig, "sentinel", error.to_string()))
@@ -64,7 +62,7 @@ impl Nodes {
                 let sentinels = u32::try_from(sentinels.len()).unwrap_or(u32::MAX);
                 Nodes::One(link(
                     Target::Sentinel { client: tokio::sync::Mutex::new(client), sentinels },
-                    pushes,
+                    purpose,
                 ))
             }
             Mode::Cluster(nodes) => {
@@ -74,7 +72,7 @@ impl Nodes {
                 let cluster = Cluster {
                     model: model.clone(),
                     config: config.clone(),
-                    pushes,
+                    purpose,
                     table: Mutex::new(table),
                 };
                 for node in nodes {
@@ -149,7 +147,7 @@ impl Cluster {
             _ => ConnectionAddr::Tcp(host, port),
         };
         let client = Client::open(self.model.clone().set_addr(address_there))?;
-        let link = Link::new(Target::Node(client), true, &self.config, self.pushes.clone());
+        let link = Link::new(Target::Node(client), true, &self.config, self.purpose.clone());
         table.links.insert(address.to_owned(), link.clone());
         Ok(link)
     }

@@ -4,6 +4,7 @@ use crate::{
     config::{ConfigError, RedisConfig},
     error::store_error,
     key::{channel, key},
+    link::Purpose,
     nodes::{Arguments, Code, Nodes, Script},
     status::Status,
 };
@@ -46,7 +47,7 @@ impl RedisStore {
     /// If the configuration cannot work.
     pub fn new(config: RedisConfig) -> Result<Self, ConfigError> {
         let config = config.checked()?;
-        let nodes = Nodes::new(&config, None)
+        let nodes = Nodes::new(&config, Purpose::Book)
             .map_err(|error| ConfigError::Address { place: 0, source: Box::new(error) })?;
         Ok(RedisStore(Arc::new(Inner {
             config,
@@ -67,7 +68,7 @@ impl RedisStore {
     /// As an exchange.
     pub async fn peek(&self, provider: &str) -> Result<Option<Status>, StoreError> {
         let inner = &*self.0;
-        let nodes = Nodes::new(&inner.config, None).map_err(store_error)?;
+        let nodes = Nodes::new(&inner.config, Purpose::Other).map_err(store_error)?;
         let key = key(&inner.config.prefix, provider);
         let script = Script { code: &inner.peek, key: &key, arguments: Arguments::Plain(&[]), reads: true };
         let deadline = Instant::now() + inner.config.connect_timeout + inner.config.response_timeout;

@@ -3,7 +3,7 @@
 use crate::{
     config::{ConfigError, RedisConfig},
     error::store_error,
-    link::entropy,
+    link::{Purpose, entropy},
     nodes::{Arguments, Code, Nodes, Script},
 };
 use redis::{FromRedisValue, Value};
@@ -37,8 +37,12 @@ const LEAST_IDLE: Duration = Duration::from_secs(3600);
 /// persistence, `FLUSHALL`, eviction) opens all keys at once. For jobs that must never run early, take the tokens of
 /// `tower-herd-postgres`.
 ///
-/// Rights: `+eval +evalsha +hmget +hset +del +pexpireat +time` on `~herd:token:v1:*`, `+eval_ro +evalsha_ro` for
-/// [`peek`](RetryTokens::peek) from Redis 7.0 on, `+scan` to sweep, beside those to connect (see the [crate](crate)).
+/// The rights that are enough (Redis 6.2 does not know `eval_ro` and `evalsha_ro`; `+scan` is for
+/// [`sweep`](RetryTokens::sweep) only):
+///
+/// ```text
+/// ACL SETUSER jobs on >PASSWORD ~herd:token:v1:* +eval +evalsha +eval_ro +evalsha_ro +hmget +hset +del +pexpireat +time +scan +hello +cluster|slots
+/// ```
 #[derive(Clone)]
 pub struct RedisTokens(Arc<Inner>);
 
@@ -66,7 +70,7 @@ impl RedisTokens {
     /// If the configuration cannot work.
     pub fn new(config: RedisConfig) -> Result<Self, ConfigError> {
         let config = config.checked()?;
-        let nodes = Nodes::new(&config, None)
+        let nodes = Nodes::new(&config, Purpose::Other)
             .map_err(|error| ConfigError::Address { place: 0, source: Box::new(error) })?;
         let random = Mutex::new(fastrand::Rng::with_seed(entropy()));
         Ok(RedisTokens(Arc::new(Inner { config, nodes, code: Code::new(include_str!("token.lua")), random })))

@@ -50,6 +50,18 @@ async fn the_contract_is_kept_by_a_cluster() {
     assert!(tokens.clear("moved", grant.holder).await.unwrap());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rights_that_the_documentation_names_are_enough() {
+    let redis = Redis::start().await;
+    let documented = include_str!("../../src/token.rs");
+    let line = documented.lines().find_map(|line| line.split_once("ACL SETUSER jobs ")).unwrap().1;
+    let rights: Vec<&str> =
+        line.split(' ').map(|right| if right == ">PASSWORD" { ">secret" } else { right }).collect();
+    assert_eq!(redis.cli(&[&["ACL", "SETUSER", "jobs"], &rights[..]].concat()), "OK");
+    let config = crate::single(&redis.url()).credentials(Some("jobs"), "secret");
+    check(&RedisTokens::new(config).unwrap(), "check").await.assert_kept();
+}
+
 /// The server forgets what is history, and not before.
 #[tokio::test]
 async fn a_token_expires_by_itself_long_after_it_has_opened() {
