@@ -7,7 +7,7 @@
 
 mod ledger_fleet;
 
-use ledger_fleet::{Fleet, Shape};
+use ledger_fleet::{Fleet, Loss, Shape};
 use redis::Connection;
 use std::{
     path::PathBuf,
@@ -122,6 +122,17 @@ impl Lua {
     fn forget(&mut self) {
         redis::cmd("DEL").arg(KEY).exec(&mut self.connection).expect("DEL");
     }
+
+    fn dump(&mut self) -> Option<Vec<u8>> {
+        redis::cmd("DUMP").arg(KEY).query(&mut self.connection).expect("DUMP")
+    }
+
+    fn restore(&mut self, dump: &Option<Vec<u8>>) {
+        self.forget();
+        if let Some(dump) = dump {
+            redis::cmd("RESTORE").arg(KEY).arg(0).arg(dump).exec(&mut self.connection).expect("RESTORE");
+        }
+    }
 }
 
 fn seeds(short: u64, long: u64) -> std::ops::Range<u64> {
@@ -138,11 +149,22 @@ fn compare(shape: &Shape, seeds: std::ops::Range<u64>) {
         let mut rust = Ledger::new(true);
         let mut fleet = Fleet::new(seed, shape);
         let mut last = Vec::new();
+        let mut replica = (rust.clone(), lua.dump());
         for step in 0..shape.steps {
             let (clock, run, report) = fleet.next();
-            if fleet.take_loss() {
-                lua.forget();
-                rust = Ledger::new(true);
+            if step % 10 == 0 {
+                replica = (rust.clone(), lua.dump());
+            }
+            match fleet.take_loss() {
+                Some(Loss::All) => {
+                    lua.forget();
+                    rust = Ledger::new(true);
+                }
+                Some(Loss::Latest) => {
+                    rust = replica.0.clone();
+                    lua.restore(&replica.1);
+                }
+                None => {}
             }
             let ours = rust.exchange(clock, &run, &report);
             let theirs = lua.exchange(clock, &run, &report);

@@ -65,12 +65,21 @@ struct Process {
     news: Vec<News>,
 }
 
+/// What a store loses.
+#[derive(Clone, Copy, Debug)]
+pub enum Loss {
+    /// All it has.
+    All,
+    /// What a replica did not have yet.
+    Latest,
+}
+
 /// Processes, the network between them and the store, and the store's clock.
 pub struct Fleet {
     rng: Rng,
     clock: u64,
     run: u32,
-    lost: bool,
+    lost: Option<Loss>,
     processes: Vec<Process>,
     /// Reports that come late, or twice.
     late: Vec<Report>,
@@ -128,7 +137,7 @@ impl Fleet {
         Fleet {
             clock: 1_700_000_000_000 + rng.u64(..1000),
             run: 1,
-            lost: false,
+            lost: None,
             processes,
             late: Vec::new(),
             woken: Vec::new(),
@@ -142,9 +151,9 @@ impl Fleet {
         }
     }
 
-    /// Whether the store has lost its data since last asked.
-    pub fn take_loss(&mut self) -> bool {
-        std::mem::take(&mut self.lost)
+    /// What the store has lost since last asked.
+    pub fn take_loss(&mut self) -> Option<Loss> {
+        self.lost.take()
     }
 
     /// The store's clock, its life, and what it is told then.
@@ -182,9 +191,14 @@ impl Fleet {
 
     fn fault(&mut self) {
         let rng = &mut self.rng;
-        match rng.u32(..8) {
-            0 => self.lost = true,
+        match rng.u32(..9) {
+            0 => self.lost = Some(Loss::All),
             1 => self.run += 1,
+            7 => {
+                // Another machine takes over, and may say so.
+                self.lost = Some(Loss::Latest);
+                self.run += rng.u32(..2);
+            }
             2 => self.clock += rng.u64(2000..20_000),
             3 => self.clock -= rng.u64(100..20_000),
             4 => self.clock += rng.u64(60_000..4_000_000),

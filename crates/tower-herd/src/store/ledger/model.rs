@@ -64,6 +64,8 @@ struct World {
     rng: Rng,
     without: Without,
     ledger: Ledger,
+    /// As it was a while ago.
+    replica: Ledger,
     run: u32,
     now: u64,
     /// How far the store's clock is off.
@@ -110,6 +112,7 @@ impl World {
             rng,
             without,
             ledger: Ledger::new(true),
+            replica: Ledger::new(true),
             run: 0,
             now: 1_000_000,
             skew: 0,
@@ -184,6 +187,10 @@ impl World {
             0 if self.terms.keep == 0.0 => self.ledger = Ledger::new(!self.without.learning),
             1 => {
                 self.run += 1;
+                // Another machine takes over, which lags behind.
+                if self.rng.bool() {
+                    self.ledger = self.replica.clone();
+                }
                 self.down = self.now + self.rng.u64(..2000);
             }
             2 | 3 => self.processes[i].cut_off = self.now + self.rng.u64(..3 * TTL),
@@ -274,6 +281,9 @@ impl World {
             return;
         }
         let clock = self.now.saturating_add_signed(100_000_000 + self.skew);
+        if self.rng.u32(..20) == 0 {
+            self.replica = self.ledger.clone();
+        }
         let (grant, wakes) = self.ledger.exchange(clock, &self.run.to_string(), report);
         if let Wakes::Holders(holders) = wakes {
             for id in holders {
