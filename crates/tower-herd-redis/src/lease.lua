@@ -986,13 +986,17 @@ for i = 1, 2 do
   end
 end
 
+local charge, target = own and own[CHARGE] or 0, own and own[TARGET] or 0
+-- What is charged beyond the ceiling is in flight, or was: it is not there to be used again.
+local slots = min(charge, max(0, max(ceiling, full_ceiling()) - (sums.charge - charge)))
+
 -- What the holder may use after its lease has run out. A lower promise counts when it is known to have heard it.
 if not stale and not own[LEFT] then
   local all = full_ceiling()
   local keep = type(report.terms.keep) == 'number' and clamp(report.terms.keep, 0, 1) or 0
   local safe = 0
   if all >= 2 * sums.members then
-    safe = min(own[CHARGE], floor(keep * all * own[WEIGHT] / max(sums.weights, 1)))
+    safe = min(slots, floor(keep * all * own[WEIGHT] / max(sums.weights, 1)))
   end
   if safe < min(own[TOLD_SAFE], own[CHARGE]) then own[VERSION] = next_version() end
   own[SAFE] = min(max(own[SAFE], safe), own[CHARGE])
@@ -1030,14 +1034,11 @@ for _, id in ipairs(plan.lack) do
   end
 end
 
-local charge, target = own and own[CHARGE] or 0, own and own[TARGET] or 0
--- What is charged beyond the ceiling is in flight, or was: it is not there to be used again.
-local slots = min(charge, max(0, max(ceiling, full_ceiling()) - (sums.charge - charge)))
 local grant = {
   epoch = s.epoch,
   version = own and own[VERSION] or 0,
   slots = slots,
-  safe = own and min(own[TOLD_SAFE], charge) or 0,
+  safe = own and min(own[TOLD_SAFE], slots) or 0,
   target = target,
   contended = others_lack or sums.charge > ceiling,
   turns = plan.needy > ceiling and (charge > 0 or target > 0),

@@ -376,17 +376,17 @@ impl Book {
 
         let members = self.records.values().filter(|record| record.is_member());
         let (members, weights) = members.fold((0_u64, 0), |(n, sum), record| (n + 1, sum + record.weight));
-        if !stale {
-            self.promise(step, members, weights);
-        }
-        let (lacks, again) = self.lacks(step, closed, ceiling, sums.charge);
-        let own = self.records.get(&holder);
-        let charge = own.map_or(0, |own| own.charge);
-        let target = own.map_or(0, |own| own.target);
+        let charge = self.records.get(&holder).map_or(0, |own| own.charge);
         // What is charged beyond the ceiling is in flight, or was (its lease had run out, the ceiling was cut): it is
         // counted until its holder says that it is over, and is not there to be used again.
         let bound = ceiling.max(self.control.full().into());
         let slots = charge.min(bound.saturating_sub(sums.charge - charge));
+        if !stale {
+            self.promise(step, members, weights, slots);
+        }
+        let (lacks, again) = self.lacks(step, closed, ceiling, sums.charge);
+        let own = self.records.get(&holder);
+        let target = own.map_or(0, |own| own.target);
         let others_lack = self.plan.lack.iter().any(|id| *id != holder);
         let spare = if learning || closed { 0 } else { ceiling.saturating_sub(sums.charge) };
         let woken = self.plan.lack.iter().filter(|id| **id != holder);
@@ -395,7 +395,7 @@ impl Book {
             epoch: self.epoch,
             version: own.map_or(0, |own| own.version),
             slots: narrow(slots),
-            safe: narrow(own.map_or(0, |own| own.safe_told.min(own.charge))),
+            safe: narrow(own.map_or(0, |own| own.safe_told.min(slots))),
             target: narrow(target),
             contended: others_lack || sums.charge > ceiling,
             turns: self.plan.needy > ceiling && (charge > 0 || target > 0),
@@ -574,11 +574,11 @@ impl Book {
         clippy::cast_sign_loss,
         reason = "all of them below 2^40, and the same doubles as in Lua"
     )]
-    fn promise(&mut self, step: &Step<'_>, members: u64, weights: u64) {
+    fn promise(&mut self, step: &Step<'_>, members: u64, weights: u64, slots: u64) {
         let full = u64::from(self.control.full());
         let Some(own) = self.records.get_mut(&step.report.holder).filter(|own| !own.left) else { return };
         let share = step.times.keep * full as f64 * own.weight as f64 / weights.max(1) as f64;
-        let safe = if full >= 2 * members { own.charge.min(share.floor() as u64) } else { 0 };
+        let safe = if full >= 2 * members { slots.min(share.floor() as u64) } else { 0 };
         if safe < own.safe_told.min(own.charge) {
             self.counter += 1;
             own.version = self.counter;

@@ -290,7 +290,11 @@ fn what_is_safe_is_kept_for_the_grace_and_the_rest_is_free() {
     }
     fleet.all[0].report.busy = 5;
     let back = fleet.tell(0);
-    assert_eq!(back.slots, 5, "what is in flight is real");
+    assert_eq!(
+        (back.slots, fleet.charges()),
+        (0, 17),
+        "what is in flight is real, and no slot to be used again"
+    );
 }
 
 #[test]
