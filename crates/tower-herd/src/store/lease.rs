@@ -5,7 +5,10 @@
 //! sent.
 
 use super::{Epoch, FleetSettings, Grant, HolderId, News, Outage, Report};
-use crate::{Time, random::Random};
+use crate::{
+    Time,
+    random::{Random, Seeds},
+};
 use std::{collections::VecDeque, time::Duration};
 
 /// A slot that was given is kept for at least so long, however short calls are: or it would only travel.
@@ -28,6 +31,8 @@ const EVERY_PART: (u32, u32) = (1, 2);
 const LATELY: Duration = Duration::from_secs(3);
 /// Lives of the book that are over.
 const DEAD: usize = 32;
+/// Reports that are left out at most, where two processes may have one name.
+const AHEAD: u64 = 16;
 /// News that could not be told are kept up to this many; the oldest go first.
 const NEWS: usize = 256;
 
@@ -351,6 +356,13 @@ impl Lease {
         let Some((seq, sent)) = self.sent.take() else { return (None, false) };
         self.exchanges += 1;
         self.failures = 0;
+        if grant.before > seq || grant.before == seq && self.epoch.is_none() {
+            return (Some(self.begin_anew()), false);
+        }
+        if grant.before == seq {
+            // It came twice, or another process is just as far: then one of the two gets ahead, and both are found out.
+            self.seq += 1 + self.random.bits() % AHEAD;
+        }
         if self.dead.contains(&grant.epoch) {
             return (None, false);
         }
@@ -409,6 +421,27 @@ impl Lease {
         (Some(Bond { cap, shed: self.shed(now) }), true)
     }
 
+    /// The store has heard more in this process's name than it ever said: there is another with the same name, a fork
+    /// of it, or a copy of its machine's memory. What was held in that name is the other's; this one takes a new
+    /// name, and has nothing until it is given something.
+    #[cold]
+    fn begin_anew(&mut self) -> Bond {
+        // A copy has a copy of the generator too.
+        if self.settings.has_own_thread() {
+            self.random = Seeds::from_entropy().session();
+        }
+        self.me = HolderId(u128::from(self.random.bits()) << 64 | u128::from(self.random.bits()));
+        (self.seq, self.epoch, self.version) = (0, None, 0);
+        (self.use_by, self.lapsed) = (Time::ZERO, true);
+        (self.safe, self.safe_until) = (0, Time::ZERO);
+        (self.target, self.contended, self.learning) = (0, false, false);
+        for (_, told) in &mut self.news {
+            *told = None;
+        }
+        self.urgent = true;
+        Bond { cap: 0, shed: None }
+    }
+
     /// The report under way came to nothing, as far as one can tell.
     pub(crate) fn failed(&mut self, now: Time) {
         self.sent = None;
@@ -459,7 +492,6 @@ impl Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Seeds;
     use proptest::prelude::*;
 
     fn at(ms: u64) -> Time {
@@ -516,6 +548,34 @@ mod tests {
         assert_eq!(exchange(&mut lease, 50, load(4, 2, 1), &grant(1, 70, 9)), 4);
         assert_eq!(exchange(&mut lease, 60, load(4, 2, 1), &grant(2, 2, 5)), 5);
         assert_eq!(exchange(&mut lease, 70, load(5, 2, 1), &Grant { stale: true, ..grant(2, 9, 9) }), 9);
+    }
+
+    // Of two with one name, the one that the store has heard less of takes another, and holds nothing until it is
+    // given something. A report that came twice is no other process.
+    #[test]
+    fn two_with_one_name_become_two() {
+        let mut new = lease(FleetSettings::new());
+        let mut lease = lease(FleetSettings::new());
+        assert_eq!(exchange(&mut lease, 0, load(0, 0, 3), &grant(1, 5, 3)), 3);
+        let twice = Grant { stale: true, before: 2, ..grant(1, 5, 3) };
+        assert_eq!(exchange(&mut lease, 10, load(3, 2, 1), &twice), 3);
+        assert!(lease.seq > 2 && lease.holder() == HolderId(7));
+        lease.tell(News::Cleared { scope: None, generation: 1 });
+        let others = Grant { stale: true, before: 100, ..grant(1, 6, 9) };
+        assert_eq!(exchange(&mut lease, 20, load(3, 2, 1), &others), 0);
+        assert_eq!(lease.state(at(22)), LeaseState::Joining);
+        assert!(lease.holder() != HolderId(7));
+        let report = lease.report(at(30), load(0, 2, 1), Epoch(99));
+        assert_eq!((report.holder, report.seq, report.epoch), (lease.holder(), 1, None));
+        assert_eq!((report.held, report.busy, report.news.len()), (2, 2, 1), "what is in flight is");
+        let bond = lease.granted(at(31), load(0, 2, 1), &grant(1, 9, 4)).0;
+        assert_eq!(bond.map(|bond| bond.cap), Some(4));
+        // Who has heard nothing yet has nothing to lose.
+        assert_eq!(
+            exchange(&mut new, 0, load(0, 0, 3), &Grant { stale: true, before: 1, ..grant(1, 5, 3) }),
+            0
+        );
+        assert!(new.holder() != HolderId(7));
     }
 
     #[test]
