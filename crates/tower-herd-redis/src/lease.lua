@@ -201,7 +201,8 @@ if lost then
     plan = { at = 0, stored = false, lack = {}, needy = 0, wanting = { 0, 0 } },
     control = s and s.control or {
       floor = 1, configured = false, limit = false, cap = clamp(report.limits.start, 1, MOST), generation = 1,
-      release = false, event = { base = 0, before = 0, calls = 0, spare = 0, cost = 0 }, probe = false,
+      release = false, event = { base = 0, before = 0, calls = 0, spare = 0, proven = 0, cost = 0 }, probe = false,
+      high = { proven = 0, now = 0, since = 0 },
       last = clamp(report.limits.start, 1, MOST),
     },
   }
@@ -503,7 +504,8 @@ local function throttled(generation, calls, wait, busy)
     local out = probe.out or probe.since
     local spare = out and probe.step or 0
     control.event = { base = busy + calls, before = min(full_ceiling(), control.last), calls = 0, spare = spare,
-      cost = cost }
+      proven = control.high.proven, cost = cost }
+    control.high = { proven = 0, now = 0, since = now }
     control.generation = control.generation + 1
     no_probe({ at = now, misses = out and min(probe.misses + 1, 10) or 0 })
     restart(false)
@@ -515,7 +517,9 @@ local function throttled(generation, calls, wait, busy)
     local served = min(max(0, event.base - event.calls), event.before, full_ceiling())
     control.limit = min(max(served, control.floor), most())
     control.probe.misses = 0
-    if control.release then control.release.doubt = true end
+    -- On the way up, where it had not been for long: that is the limit. Where so many were served before, it has
+    -- fallen, and nobody knows how far.
+    if control.release then control.release.doubt = served <= event.proven + floor(event.proven / 4) end
   end
   local plain = APART * event.cost
   control.probe.gap = min(plain * 2 ^ control.probe.misses, max(APART_MOST, plain))
@@ -542,7 +546,9 @@ local function ramp()
 end
 
 local function settle_probe(sums, served)
-  local limit, probe = control.limit, control.probe
+  local limit, probe, high = control.limit, control.probe, control.high
+  if now >= high.since + GOOD then high.proven, high.since = high.now, now end
+  high.now = max(high.now, sums.busy)
   if not limit then return end
   if sums.busy > limit and probe.out and not probe.since then
     probe.since, probe.peak, probe.good = now, 0, 0
@@ -694,7 +700,9 @@ local sums = s.sums
 local function count(sign, r)
   sums.charge = sums.charge + sign * r[CHARGE]
   sums.need = sums.need + sign * r[NEED]
-  sums.busy = sums.busy + sign * r[BUSY]
+  -- A slot that was given to one who waits for it is in use from then on, and that is reported only much later.
+  sums.busy = sums.busy + sign * max(r[BUSY], min(r[NEED], r[CHARGE]))
+  sums.lack = sums.lack + sign * max(0, r[NEED] - r[CHARGE])
   sums.pending = sums.pending + sign * (r[PENDING] and 1 or 0)
   if member(r) then
     sums.members = sums.members + sign
@@ -702,7 +710,7 @@ local function count(sign, r)
   end
 end
 if full then
-  sums = { charge = 0, need = 0, busy = 0, pending = 0, members = 0, weights = 0 }
+  sums = { charge = 0, need = 0, busy = 0, lack = 0, pending = 0, members = 0, weights = 0 }
   s.sums = sums
   s.n = 0
   for _, r in pairs(records) do
@@ -907,9 +915,10 @@ if not stale and not report.bye then
   local free = is_closed and 0 or max(0, bound - sums.charge)
   local more = min(max(0, own[TARGET] - own[CHARGE]), free)
   if more > 0 then
+    count(-1, own)
     own[CHARGE] = own[CHARGE] + more
     own[VERSION] = next_version()
-    sums.charge = sums.charge + more
+    count(1, own)
   end
 end
 if report.bye or own and min(own[TARGET], own[NEED]) <= own[CHARGE] then
@@ -928,9 +937,10 @@ if not stale and not own[LEFT] then
     if n.what == 'probe' and may_probe(n.scope) then
       local has = own[CHARGE] > own[BUSY]
       if not has and not learning and sums.charge < full_ceiling() then
+        count(-1, own)
         own[CHARGE] = own[CHARGE] + 1
         own[VERSION] = next_version()
-        sums.charge = sums.charge + 1
+        count(1, own)
         has = true
       end
       if has then
@@ -1049,6 +1059,7 @@ local grant = {
   members = sums.members,
   weights = sums.weights,
   ceiling = ceiling,
+  queued = sums.lack - (own and max(0, own[NEED] - own[CHARGE]) or 0),
   generation = control.generation,
   disagree = s.merged[9] or false,
 }

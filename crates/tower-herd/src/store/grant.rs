@@ -35,6 +35,9 @@ pub struct Grant {
     pub weights: u64,
     /// The ceiling in force for all of them.
     pub ceiling: u32,
+    /// Calls that wait for a slot in other processes: how long the line is.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub queued: u32,
     /// Of the ceiling: calls admitted from now on carry it.
     pub generation: u64,
     /// Members were configured with different limits of one generation; the lowest count.
@@ -45,6 +48,14 @@ pub struct Grant {
     /// What was taken out of the rates for this holder.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
     pub rates: Vec<Chunk>,
+}
+
+impl Grant {
+    /// Nobody is to call at all: a pause of the whole provider, or its open breaker.
+    pub(crate) fn closed(&self) -> bool {
+        let root = self.scopes.iter().filter(|scope| scope.scope.is_none());
+        root.into_iter().any(|root| root.pause.is_some() || root.open.is_some())
+    }
 }
 
 /// What is known of one scope.

@@ -35,6 +35,16 @@ pub(super) struct Control {
     probe: Probe,
     /// In force at the last exchange.
     last: u32,
+    high: High,
+}
+
+/// What was in flight at most since the last time that calls were refused.
+#[derive(Clone, Copy, Debug, Default)]
+struct High {
+    /// Until a while ago: it was not refused, so it was good.
+    proven: u64,
+    now: u64,
+    since: u64,
 }
 
 /// The way back after a pause or a cut.
@@ -60,6 +70,8 @@ struct Event {
     calls: u64,
     /// So many of them were above the limit: a probe.
     spare: u64,
+    /// What had been good until then.
+    proven: u64,
     cost: u64,
 }
 
@@ -90,7 +102,10 @@ impl Default for Probe {
 pub(super) struct Sums {
     pub(super) charge: u64,
     pub(super) need: u64,
+    /// In flight, as far as can be known.
     pub(super) busy: u64,
+    /// Wanting for a slot.
+    pub(super) lack: u64,
 }
 
 impl Control {
@@ -106,6 +121,7 @@ impl Control {
             event: Event::default(),
             probe: Probe::default(),
             last: cap,
+            high: High::default(),
         }
     }
 
@@ -147,7 +163,9 @@ impl Control {
             let probing = self.probe.out || self.probe.since.is_some();
             let spare = if probing { self.probe.step.into() } else { 0 };
             let before = self.full().min(self.last);
-            self.event = Event { base: busy + calls, before, calls: 0, spare, cost };
+            let proven = self.high.proven;
+            self.high = High { since: now, ..High::default() };
+            self.event = Event { base: busy + calls, before, calls: 0, spare, proven, cost };
             self.generation += 1;
             let misses = if probing { self.probe.misses.saturating_add(1).min(10) } else { 0 };
             self.probe = Probe { at: now, misses, ..Probe::default() };
@@ -162,8 +180,11 @@ impl Control {
             let served = u32::try_from(served).unwrap_or(MOST).min(event.before).min(self.full());
             self.limit = Some(served.max(self.floor).min(self.most()));
             self.probe.misses = 0;
+            // On the way up, where it had not been for long: that is the limit. Where so many were served before,
+            // it has fallen, and nobody knows how far.
+            let fallen = u64::from(served) <= self.event.proven + self.event.proven / 4;
             if let Some(release) = &mut self.release {
-                release.doubt = true;
+                release.doubt = fallen;
             }
         }
         let plain = APART * self.event.cost;
@@ -222,6 +243,10 @@ impl Control {
     }
 
     fn settle_probe(&mut self, now: u64, sums: Sums, served: u64) {
+        if now >= self.high.since + GOOD {
+            (self.high.proven, self.high.since) = (self.high.now, now);
+        }
+        self.high.now = self.high.now.max(sums.busy);
         let Some(limit) = self.limit else { return };
         let probe = &mut self.probe;
         if sums.busy > limit.into() && probe.out && probe.since.is_none() {

@@ -297,7 +297,8 @@ impl Book {
         self.records.values().fold(Sums::default(), |sums, record| Sums {
             charge: sums.charge + record.charge,
             need: sums.need + record.need,
-            busy: sums.busy + record.busy,
+            busy: sums.busy + record.in_use(),
+            lack: sums.lack + record.need.saturating_sub(record.charge),
         })
     }
 
@@ -356,6 +357,7 @@ impl Book {
         let closed = self.scopes.closed(now);
         let ended = self.scopes.ended();
         let mut sums = self.sums();
+        let lacks_itself = self.records.get(&holder).map_or(0, |own| own.need.saturating_sub(own.charge));
         let served = if stale { 0 } else { report.served.into() };
         self.control.settle(now, closed, ended, sums, served);
         let ceiling = u64::from(self.control.in_force(now, closed, ended, sums));
@@ -406,6 +408,7 @@ impl Book {
             members: narrow(members),
             weights,
             ceiling: narrow(ceiling),
+            queued: narrow(sums.lack.saturating_sub(lacks_itself)),
             generation: self.control.generation,
             disagree: self.merged.disagree,
             scopes: self.scopes.told(now, holder, step.known, &probes),

@@ -85,6 +85,12 @@ impl Record {
         self.pass + self.charge as f64 * now.saturating_sub(self.heard) as f64 / self.weight as f64
     }
 
+    /// What it has in flight, as far as can be known: a slot that was given to one who waits for it is in use from
+    /// then on, and that is reported only much later.
+    pub(super) fn in_use(&self) -> u64 {
+        self.busy.max(self.need.min(self.charge))
+    }
+
     /// What it asks for: of who was silent for a while, no more than it has. Its turn goes to the next.
     pub(super) fn asks(&self, now: u64, patience: u64) -> (u64, u64) {
         if !self.is_member() {
