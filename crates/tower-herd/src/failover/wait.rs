@@ -31,11 +31,20 @@ pub(super) struct Waiting {
     joined: u64,
     /// When the next tier is joined; none if there is no further one.
     next_tier: Option<Time>,
+    /// The rungs of the tier that was joined last, one bit each, and when.
+    tier: u64,
+    since: Time,
+    /// Until it was looked at again whether to stay, where others' queues count: those of other processes are
+    /// heard of only now and then.
+    look: Option<Duration>,
     sleep: Pin<Box<Sleep>>,
 }
 
 /// The least time before a rung is asked again whose layers refused; doubles with each refusal in a row.
 const SOON: Duration = Duration::from_millis(1);
+
+/// Where the line is also that of other processes, it is looked at again after this time, and twice as long after.
+const LOOK: Duration = Duration::from_millis(50);
 
 struct Place {
     rung: usize,
@@ -73,6 +82,9 @@ impl Waiting {
             places: Vec::new(),
             joined: 0,
             next_tier: Some(Time::ZERO),
+            tier: 0,
+            since: Time::ZERO,
+            look: None,
             sleep: Box::pin(tokio::time::sleep_until(clock.instant(wait.until))),
         }
     }
@@ -119,7 +131,10 @@ impl Waiting {
         loop {
             let now = self.clock.now();
             while self.next_tier.is_some_and(|at| at <= now) {
-                self.join_next(ladder, now);
+                match self.look_again(ladder, now) {
+                    Some(at) => self.next_tier = Some(at),
+                    None => self.join_next(ladder, now),
+                }
             }
             let mut again_at = self.next_tier.unwrap_or(Time::MAX).min(self.wait.until);
             for place in &mut self.places {
@@ -150,12 +165,33 @@ impl Waiting {
         }
     }
 
+    /// Until when to stay at this tier, if it is to be looked at again and there is still reason to.
+    fn look_again<S, Req>(&mut self, ladder: &Ladder<S, Req>, now: Time) -> Option<Time> {
+        let look = self.look?;
+        let waited = now.saturating_since(self.since);
+        let mut patience: Option<Duration> = None;
+        for place in self.places.iter().filter(|place| self.tier & (1 << place.rung) != 0) {
+            let provider = &ladder.rungs[place.rung].provider;
+            let there = at(self.clock, provider.clock(), now);
+            let outlook = match place.entry {
+                Some(_) => provider.outlook_of_last(there),
+                None => provider.outlook(there),
+            };
+            if let Step::Stay(left) = step(ladder.patience, waited, outlook) {
+                patience = patience.max(Some(left));
+            }
+        }
+        self.look = Some(look.saturating_mul(2));
+        patience.map(|left| now.saturating_add(left.min(look)))
+    }
+
     /// Takes a place at every rung of the next tier, and sees when to go on to the one after.
     fn join_next<S, Req>(&mut self, ladder: &Ladder<S, Req>, now: Time) {
         self.next_tier = None;
         let Some(first) = ladder.next(self.key, self.done | self.joined) else { return };
         let tier = ladder.rungs[first].tier;
         let mut patience: Option<Duration> = None;
+        (self.tier, self.since, self.look) = (0, now, None);
         for (i, rung) in ladder.rungs.iter().enumerate() {
             let bit = 1 << i;
             if rung.tier != tier || (self.done | self.joined) & bit != 0 {
@@ -173,10 +209,15 @@ impl Waiting {
                 Step::Stay(time) => time,
             };
             patience = patience.max(Some(stay));
+            self.tier |= bit;
+            if rung.provider.is_led() {
+                self.look = Some(LOOK);
+            }
             self.places.push(Place::new(i));
         }
         if ladder.next(self.key, self.done | self.joined).is_some() {
-            self.next_tier = Some(now.saturating_add(patience.unwrap_or_default()));
+            let stay = patience.unwrap_or_default();
+            self.next_tier = Some(now.saturating_add(self.look.map_or(stay, |look| look.min(stay))));
         }
     }
 

@@ -524,11 +524,25 @@ impl Provider {
         )
     }
 
+    /// Whether others' processes stand in the same line.
+    pub(crate) fn is_led(&self) -> bool {
+        self.core.link.is_some()
+    }
+
     /// What a call that joins the queue now has before it.
     pub(crate) fn outlook(&self, now: Time) -> Outlook {
+        self.outlook_behind(now, |waiting| waiting)
+    }
+
+    /// The same for a call that is in the queue already, at its end.
+    pub(crate) fn outlook_of_last(&self, now: Time) -> Outlook {
+        self.outlook_behind(now, |waiting| waiting.saturating_sub(1))
+    }
+
+    fn outlook_behind(&self, now: Time, before: fn(usize) -> usize) -> Outlook {
         let pause = self.paused_at(now).map_or(Duration::ZERO, |(until, _)| until.saturating_since(now));
         self.core.gate.look(|control, load| {
-            let wait = control.estimate_wait(now, load.waiting, load.busy);
+            let wait = control.estimate_wait(now, before(load.waiting), load.busy);
             let own = control.paused_until(now).map_or(Duration::ZERO, |until| until.saturating_since(now));
             Outlook { pause, queue: wait.saturating_sub(own), latency: control.latency() }
         })

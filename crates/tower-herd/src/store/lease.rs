@@ -92,6 +92,8 @@ pub(crate) struct Lease {
     target: u32,
     contended: bool,
     turns: bool,
+    /// Nobody calls: the end of each call is news, since all begin from what is in service when that is over.
+    drains: bool,
     learning: bool,
     /// What was told of `need` last, and of what is held.
     told: u32,
@@ -136,6 +138,7 @@ impl Lease {
             target: 0,
             contended: false,
             turns: false,
+            drains: false,
             learning: false,
             told: 0,
             told_held: 0,
@@ -294,6 +297,7 @@ impl Lease {
             (false, false) => self.headroom(),
         };
         let cap = if self.lapsed { load.cap } else { load.cap.min(keep.max(load.busy)) };
+        self.drains = paused;
         Bond { cap, shed: self.shed(now) }
     }
 
@@ -302,6 +306,9 @@ impl Lease {
     }
 
     fn shed(&self, now: Time) -> Option<u32> {
+        if self.drains && !self.lapsed {
+            return Some(0);
+        }
         if self.lapsed || !self.contended || !self.tenured(now) {
             return None;
         }
@@ -404,6 +411,7 @@ impl Lease {
         self.safe = grant.safe;
         self.safe_until = lease.saturating_add(self.settings.grace);
         (self.target, self.contended, self.turns) = (grant.target, grant.contended, grant.turns);
+        self.drains = grant.closed();
         self.learning = grant.learning > 0;
         self.satisfied = grant.target <= grant.slots && grant.target < self.told;
         self.again_at = grant.again.map(|wait| now.saturating_add(Duration::from_millis(wait)));

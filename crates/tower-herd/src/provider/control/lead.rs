@@ -10,6 +10,8 @@ use std::time::Duration;
 pub(super) struct Lead {
     /// Good replies are to be counted: the ceiling is to grow.
     pub(super) counts: bool,
+    /// Calls that wait for a slot in other processes.
+    queued: u32,
     /// Good replies since they were last asked for.
     served: u32,
     /// Slots of all members, and the part of them that this process may count on: for estimates only.
@@ -88,6 +90,20 @@ impl Control {
     pub(in crate::provider) fn follow(&mut self, generation: u64, counts: bool, ceiling: u32, share: u32) {
         self.stamp = generation;
         (self.lead.counts, self.lead.ceiling, self.lead.share) = (counts, ceiling, share);
+    }
+
+    /// So many calls wait for a slot in other processes.
+    pub(in crate::provider) fn queued(&mut self, calls: u32) {
+        self.lead.queued = calls;
+    }
+
+    /// About how long it takes until the line of the whole fleet is through, and `position` calls more.
+    pub(super) fn line(&self, position: u32) -> Duration {
+        if self.lead.queued == 0 {
+            return Duration::ZERO;
+        }
+        let turn = self.latency.unwrap_or(super::PRIOR) / self.prospects().1.max(1);
+        turn.saturating_mul(self.lead.queued.saturating_add(position).saturating_add(1))
     }
 
     /// What can be counted on of the ceiling, in an estimate, and what there can be at best.

@@ -145,6 +145,7 @@ impl Control {
                 turn.saturating_mul((position - free).saturating_add(1))
             }
         };
+        wait = wait.max(paused.saturating_add(self.line(position)));
         if let Some(p) = &self.pace {
             let line = Duration::from_nanos(p.gap.saturating_mul(u64::from(position)));
             wait = wait.max(p.ready().saturating_since(now).saturating_add(line));

@@ -74,7 +74,10 @@ impl Core {
         let counts = load.busy.saturating_add(load.waiting) >= load.cap;
         let share = lock(&link.lease).share(grant.ceiling.into());
         let share = u32::try_from(share).unwrap_or(u32::MAX);
-        self.control(|control, _, _| control.follow(grant.generation, counts, grant.ceiling, share));
+        self.control(|control, _, _| {
+            control.follow(grant.generation, counts, grant.ceiling, share);
+            control.queued(grant.queued);
+        });
         let now = self.clock().now();
         let (from, disagrees) = {
             let mut shared = lock(&link.shared);
