@@ -529,6 +529,7 @@ mod tests {
             again: None,
             members: 2,
             weights: 2,
+            queued: 0,
             ceiling: 10,
             generation: 1,
             disagree: false,
