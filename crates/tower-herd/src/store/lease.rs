@@ -377,6 +377,10 @@ impl Lease {
             // The store has seen all up to here.
             self.news.retain(|(_, told)| told.is_none_or(|told| told > seq));
         }
+        if grant.stale && (self.epoch != Some(grant.epoch) || now >= self.use_by) {
+            // It is no renewal: it neither begins a new life of the book, nor gives anything to who has no lease.
+            return (None, false);
+        }
         let lease = sent.saturating_add(self.settings.lease());
         let mut cap = if now >= self.use_by { load.cap.min(load.busy) } else { load.cap };
         if self.epoch != Some(grant.epoch) {
@@ -388,9 +392,6 @@ impl Lease {
                 }
             }
             self.version = grant.version;
-            if grant.stale {
-                return (None, false);
-            }
             cap = if first || grant.learning == 0 { grant.slots } else { cap.min(grant.slots) };
         } else if grant.version > self.version {
             self.version = grant.version;
@@ -419,8 +420,9 @@ impl Lease {
         self.ceiling = grant.ceiling;
         if self.lapsed {
             // It took so long that it is worth nothing.
-            cap = load.cap.min(load.busy);
-        } else if self.contended && self.tenured(now) {
+            return (self.lapse(now, load), true);
+        }
+        if self.contended && self.tenured(now) {
             cap = cap.min(self.target.max(load.busy));
         }
         // What was told to be held, and is not any more, is others': they should not wait for a renewal.
