@@ -101,6 +101,24 @@ fn a_share_that_is_kept_is_nobody_elses() {
     check("keep", seeds(40, 2000), keep);
 }
 
+/// Or a seed that failed could not be looked at again.
+#[test]
+fn the_same_seed_is_the_same_world() {
+    let mut store = Store::start("same", None);
+    let mut trace = |seed| {
+        let (plan, faults) = strict(seed);
+        let mut world = World::new(seed, plan, &mut store, true);
+        world.run(faults);
+        world.take_trace()
+    };
+    let (one, same, other) = (trace(5), trace(5), trace(6));
+    assert!(one.len() > 100 && one != other);
+    for (line, again) in one.iter().zip(&same) {
+        assert_eq!(line, again);
+    }
+    assert_eq!(one.len(), same.len());
+}
+
 /// For the ceiling itself the numbers of reports do not matter: a report that comes late says an older version, and by
 /// that alone lowers no charge. What happened would happen again.
 #[test]

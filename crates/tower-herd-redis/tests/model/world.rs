@@ -22,7 +22,7 @@ use tower_herd::{
 
 pub const MS: At = 1_000_000;
 pub const SECOND: At = 1000 * MS;
-pub const QUANTUM: At = 20 * MS;
+pub const QUANTUM: At = 25 * MS;
 /// Somewhere in the life of a server's clock, in milliseconds.
 const EPOCH: u64 = 1_700_000_000_000;
 /// The longest that a message is under way.
@@ -301,7 +301,7 @@ impl<'a> World<'a> {
         if self.chance(self.plan.late) {
             self.rng.u64(1500 * MS..4000 * MS)
         } else {
-            self.rng.u64(QUANTUM + 2 * MS..50 * MS)
+            self.rng.u64(QUANTUM + 2 * MS..60 * MS)
         }
     }
 
