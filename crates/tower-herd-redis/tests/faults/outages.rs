@@ -5,7 +5,6 @@ use crate::{
     judge::Call,
     worker::Policy,
 };
-use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// Everything that ended, in all workers: replies and typed refusals, and nothing else.
