@@ -19,6 +19,8 @@ pub(crate) struct Call {
     pub(crate) worker: Arc<str>,
     pub(crate) began: Instant,
     pub(crate) ended: Option<Instant>,
+    /// It was answered with a 429.
+    pub(crate) throttled: bool,
 }
 
 #[derive(Debug, Default)]
@@ -148,7 +150,8 @@ async fn answer(client: TcpStream, book: Arc<Mutex<Book>>) {
     let (place, works_on, throttle) = {
         let mut book = lock(&book);
         let throttle = book.throttle.take_if(|(whose, _)| whose == worker);
-        book.calls.push(Call { worker: worker.into(), began: Instant::now(), ended: None });
+        let throttled = throttle.is_some();
+        book.calls.push(Call { worker: worker.into(), began: Instant::now(), ended: None, throttled });
         (book.calls.len() - 1, book.works_on, throttle)
     };
     let hung_up = async {

@@ -81,7 +81,9 @@ async fn outage(policy: Policy, ceiling: u32) -> (Herd, usize, usize) {
     let (ceiling, within) = (ceiling as usize, herd.times.ttl + MS(2000));
     let full = herd.filled(to + MS(100), ceiling, all).await;
     report("full use after an outage", full - to, within);
-    sleep(MS(1000)).await;
+    for worker in &mut workers {
+        until("all are back", async || worker.status().await.state == "Held").await;
+    }
     herd.full().await;
     ends(&mut workers, &["200", "no_slot"]).await;
     let mut refused = 0;
