@@ -13,7 +13,29 @@ pub(crate) enum LeaseClock {
     Custom(Arc<dyn Fn() -> Time + Send + Sync>),
 }
 
+/// Two coarse clocks at a glance: some milliseconds behind, at a third of the price of a precise reading.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Glance {
+    /// Goes on while this process is stopped, not while the machine is suspended; nobody sets it.
+    pub(crate) running: Time,
+    /// Goes on while the machine is suspended, too, and may be set.
+    pub(crate) wall: Time,
+}
+
 impl LeaseClock {
+    /// None where there are no such clocks.
+    #[inline]
+    pub(crate) fn glance(&self) -> Option<Glance> {
+        match self {
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            LeaseClock::Machine => Some(Glance {
+                running: read(rustix::time::ClockId::MonotonicCoarse),
+                wall: read(rustix::time::ClockId::RealtimeCoarse),
+            }),
+            _ => None,
+        }
+    }
+
     #[inline]
     pub(crate) fn now(&self) -> Time {
         match self {
@@ -32,7 +54,13 @@ fn machine() -> Time {
     const ID: rustix::time::ClockId = rustix::time::ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const ID: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
-    let now = rustix::time::clock_gettime(ID);
+    read(ID)
+}
+
+#[cfg(unix)]
+#[inline]
+fn read(clock: rustix::time::ClockId) -> Time {
+    let now = rustix::time::clock_gettime(clock);
     let part = |part: i64| u64::try_from(part).unwrap_or_default();
     Time::from_nanos(part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec)))
 }

@@ -113,7 +113,7 @@ pub use memory::MemoryStore;
 pub use report::{Epoch, HolderId, Limits, News, Quantity, RateLimit, RateReport, Report, Terms};
 pub use settings::{FleetSettings, FleetSettingsError, Outage};
 
-pub(crate) use clock::LeaseClock;
+pub(crate) use clock::{Glance, LeaseClock};
 pub(crate) use lease::{Bond, Lease, Load};
 pub(crate) use settings::whole_millis;
 

@@ -9,8 +9,10 @@ mod driver;
 mod grants;
 mod rates;
 mod status;
+mod window;
 
 pub use status::LeaseStatus;
+use window::UseBy;
 
 pub(super) use driver::Driver;
 pub(super) use rates::Rates;
@@ -37,7 +39,7 @@ pub(super) struct Link {
     lease: Mutex<Lease>,
     clock: LeaseClock,
     /// [`Lease::use_by`], for the hot path.
-    use_by: Apart<AtomicU64>,
+    use_by: Apart<UseBy>,
     bell: Notify,
     has_left: AtomicBool,
     left: Notify,
@@ -82,7 +84,7 @@ impl Link {
             lease: Mutex::new(lease),
             clock,
             // Nothing is held yet: the gate is bound to nothing.
-            use_by: Apart(AtomicU64::new(u64::MAX)),
+            use_by: Apart(UseBy::new()),
             bell: Notify::new(),
             has_left: AtomicBool::new(false),
             left: Notify::new(),
@@ -96,8 +98,7 @@ impl Link {
 
     #[inline]
     fn is_in_time(&self) -> bool {
-        let use_by = self.use_by.0.load(Ordering::Acquire);
-        use_by == u64::MAX || self.clock.now().as_nanos() < use_by
+        self.use_by.0.is_to_come(|| self.clock.now(), || self.clock.glance())
     }
 
     /// Somebody waits for a slot: the driver looks whether the store is to be asked.
@@ -118,7 +119,7 @@ impl Link {
     }
 
     fn publish(&self, lease: &Lease) {
-        self.use_by.0.store(lease.use_by().as_nanos(), Ordering::Release);
+        self.use_by.0.set(lease.use_by(), || self.clock.now(), self.clock.glance());
     }
 }
 
