@@ -52,11 +52,11 @@ pub struct Options {
 
 /// The blows, and when they fall.
 pub const KILL_AT: Duration = Duration::from_secs(8);
-pub const STOP_AT: Duration = Duration::from_secs(10);
-pub const CONTINUE_AT: Duration = Duration::from_secs(16);
-pub const EMPTY_AT: Duration = Duration::from_secs(20);
+pub const STOP_AT: Duration = Duration::from_secs(14);
+pub const CONTINUE_AT: Duration = Duration::from_secs(20);
+pub const EMPTY_AT: Duration = Duration::from_secs(22);
 /// Until everything has come back after the last of them.
-const CHAOS_TAKES: u64 = 28;
+const CHAOS_TAKES: u64 = 29;
 
 impl Options {
     /// Reads the process's arguments. `Err(Ok(text))` is help that was asked for, `Err(Err(text))` what is
@@ -92,7 +92,7 @@ impl Options {
             );
         }
         if self.seconds < CHAOS_TAKES {
-            return Err("--chaos takes 28 s: give it more --seconds");
+            return Err("--chaos takes 29 s: give it more --seconds");
         }
         if self.processes < 3 {
             return Err("--chaos kills one process and stops another: give it 3 --processes at least");

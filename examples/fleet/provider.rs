@@ -62,8 +62,8 @@ pub struct Counts {
     random: fastrand::Rng,
 }
 
-/// A call in flight.
-struct Flight {
+/// A call in flight: until it is dropped.
+pub struct Flight {
     books: Books,
     worker: usize,
 }
@@ -84,7 +84,7 @@ impl Books {
     }
 
     /// A call is here. How long it takes; none if it is too much.
-    fn begin(&self, worker: usize) -> (Flight, Option<Duration>) {
+    pub fn begin(&self, worker: usize) -> (Flight, Option<Duration>) {
         let mut counts = self.lock();
         counts.now += 1;
         counts.calls += 1;

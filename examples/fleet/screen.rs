@@ -54,7 +54,7 @@ impl Screen {
                         Life::Stopped => "stop".into(),
                         Life::Killed | Life::Ended(_) => "-".into(),
                     });
-                    each.map(|text| format!("{text:>4}")).collect::<String>()
+                    each.map(|text| format!("{text:>5}")).collect::<String>()
                 };
                 self.print(&format!(
                     "{:5.1} s  provider {:>3} of {} in flight, peak {:>3} | slots{} | in flight{} | waiting{}",
