@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug, Parser)]
 #[command(name = "tower-herd-sim", version, about = "Runs policies against scripted, rate-limited providers.", after_help = keys_help())]
 struct Args {
-    /// The scenario: stampede, equal-hint, brownout, recovery, amplification or cron.
+    /// The scenario: stampede, equal-hint, brownout, recovery, amplification, cron or fleet.
     scenario: String,
     /// A policy to run; repeat for several, or `all` (the default: those that the scenario is about).
     #[arg(long, value_name = "P")]

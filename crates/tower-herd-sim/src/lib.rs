@@ -12,9 +12,9 @@
 //! * [`scenario`], [`policy`], [`report`]: the herd simulator, also the binary `tower-herd-sim`.
 //!   It runs a fleet of agents under one of several policies against the same seeded providers and
 //!   judges from the providers' side: calls on the wire, refusals, bursts, early calls, duplicates,
-//!   and the time against an oracle that knows every limit. Six scenarios: a quota that is cut
+//!   and the time against an oracle that knows every limit. Seven scenarios: a quota that is cut
 //!   (`stampede`), equal waits (`equal-hint`), failing calls (`brownout`), an outage and its end
-//!   (`recovery`), retries over retries (`amplification`), and jobs on the minute (`cron`).
+//!   (`recovery`), retries over retries (`amplification`), many processes under one ceiling (`fleet`), and jobs on the minute (`cron`).
 //! * [`store`]: a scripted store of a fleet, with every fault that a network and a server have.
 //!
 //! ```

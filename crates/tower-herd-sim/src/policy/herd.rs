@@ -217,7 +217,17 @@ where
 fn fleet(world: &World, process: u32) -> Result<(Fleet, u64), BoxError> {
     let seed = world.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(process);
     let fleet = match &world.store {
-        Some(store) => Fleet::shared(store.process(process), FleetSettings::new().on_this_runtime())?,
+        Some(store) => {
+            let settings = &world.settings;
+            let mut sharing = FleetSettings::new()
+                .on_this_runtime()
+                .weight(settings.weight(process))
+                .outage(settings.outage_policy);
+            if let Some(longest) = settings.longest_call {
+                sharing = sharing.strict(longest);
+            }
+            Fleet::shared(store.process(process), sharing)?
+        }
         None => Fleet::local(),
     };
     Ok((fleet.observer(Diary { log: world.log.clone(), process }).seed(seed), seed))

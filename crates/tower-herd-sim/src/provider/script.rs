@@ -64,6 +64,15 @@ pub enum Fault {
         /// Between 0 and 1.
         probability: f64,
     },
+    /// Every call of one process is refused with a 429 whatever the quota says.
+    Refused {
+        /// When it begins.
+        from: Duration,
+        /// When it is over.
+        to: Duration,
+        /// Whose calls.
+        process: u32,
+    },
     /// Every call is refused with a 429 whatever the quota says.
     Closed {
         /// When it begins.
@@ -98,6 +107,7 @@ pub struct Script {
     pub(crate) wall_start: Option<SystemTime>,
     pub(crate) cost: Cost,
     pub(crate) told_grace: Duration,
+    pub(crate) enforced: bool,
 }
 
 impl Script {
@@ -123,6 +133,7 @@ impl Script {
             wall_start: None,
             cost: Cost::default(),
             told_grace: Duration::ZERO,
+            enforced: true,
         }
     }
 
@@ -239,6 +250,13 @@ impl Script {
     /// over a real socket a few milliseconds, so that calls which crossed it are not called early.
     pub fn told_grace(mut self, grace: Duration) -> Self {
         self.told_grace = grace;
+        self
+    }
+
+    /// Whether calls above the quota are refused. If not, they are served, and only counted: how far a ceiling
+    /// that others keep is exceeded then shows in the most in service.
+    pub fn enforced(mut self, enforced: bool) -> Self {
+        self.enforced = enforced;
         self
     }
 

@@ -115,10 +115,10 @@ impl State {
             early: paused.is_some() && !long,
             probe: long,
         });
-        (id, self.decide(now, id, cost))
+        (id, self.decide(now, id, process, cost))
     }
 
-    fn decide(&mut self, now: Duration, id: usize, cost: f64) -> Decision {
+    fn decide(&mut self, now: Duration, id: usize, process: u32, cost: f64) -> Decision {
         let mut failure = 0.0f64;
         let mut closed = false;
         let mut stray = 0.0f64;
@@ -133,11 +133,14 @@ impl State {
                     stray = stray.max(probability);
                 }
                 Fault::Closed { from, to } if (from..to).contains(&now) => closed = true,
+                Fault::Refused { from, to, process: p } if p == process && (from..to).contains(&now) => {
+                    closed = true;
+                }
                 _ => {}
             }
         }
         closed |= stray > 0.0 && self.rng.f64() < stray;
-        if closed || !self.meter.fits(now, self.in_service.len(), cost) {
+        if closed || self.script.enforced && !self.meter.fits(now, self.in_service.len(), cost) {
             return Decision::Throttle;
         }
         self.meter.charge(now, cost);
@@ -220,7 +223,7 @@ impl State {
             Fault::Brownout { from, to, probability } if probability >= 1.0 => {
                 (from..to).contains(&now).then_some(to)
             }
-            Fault::Brownout { .. } | Fault::Stray { .. } => None,
+            Fault::Brownout { .. } | Fault::Stray { .. } | Fault::Refused { .. } => None,
         };
         self.script.faults.iter().filter_map(end).max()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::Recovery;
+use crate::scenario::{FleetFigures, Recovery};
 
 /// The figures of one policy in one scenario. Keys are fixed; what could not be counted is `null`,
 /// and what a scenario has not is absent.
@@ -64,6 +64,9 @@ pub struct Row {
     /// How an outage went; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
+    /// Of a fleet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<FleetFigures>,
 }
 
 impl Row {
@@ -118,6 +121,7 @@ mod tests {
             drain: None,
             oracle_drain: None,
             recovery: None,
+            fleet: None,
         };
         assert_eq!(
             row.json(),

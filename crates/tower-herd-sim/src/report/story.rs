@@ -98,6 +98,7 @@ mod tests {
             (Scenario::Brownout, "20 % fail"),
             (Scenario::Recovery, "From 120 s to 720 s rung 1 refuses connections"),
             (Scenario::Amplification, "3 services call each other"),
+            (Scenario::Fleet, "50 processes share a ceiling of 3 through a store"),
             (Scenario::Cron, "1000 jobs in 100 processes start every 60 s, all at the same instant"),
         ] {
             let story = told(&Settings::new(scenario));

@@ -1,7 +1,9 @@
 //! Who starts which task when: a closed loop, an open one, or jobs on the minute.
 
 use std::cell::{Cell, RefCell};
+use std::future::Future;
 use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,6 +12,7 @@ use http_body_util::{BodyExt, Full};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::happens::{Happens, Trouble};
 use super::run::TaskResult;
 use super::settings::{LimitKind, MEAN_COST, Scenario, Settings};
 use crate::BoxError;
@@ -121,7 +124,11 @@ async fn live(stage: Rc<Stage>, agent: u32, start: Instant) {
     }
     loop {
         let id = stage.next.replace(stage.next.get() + 1);
-        if id >= stage.settings.tasks {
+        let over = match stage.settings.scenario {
+            Scenario::Fleet => stage.started.elapsed() >= stage.settings.duration,
+            _ => id >= stage.settings.tasks,
+        };
+        if over || stage.is_dead(stage.settings.home(agent)) {
             return;
         }
         one(stage.clone(), id, agent).await;
@@ -131,7 +138,7 @@ async fn live(stage: Rc<Stage>, agent: u32, start: Instant) {
 /// One task, from its start to its result.
 async fn one(stage: Rc<Stage>, id: u64, agent: u32) {
     let began = Instant::now();
-    let process = agent % stage.settings.processes;
+    let process = stage.settings.home(agent);
     let deadline = began + stage.settings.deadline;
     let task = TaskInfo { id, agent, process, deadline, cost: cost(&stage, id) };
     let client = stage.clients[process as usize].clone();
@@ -141,6 +148,7 @@ async fn one(stage: Rc<Stage>, id: u64, agent: u32) {
         reply.into_body().collect().await?;
         if status.is_success() { Ok(()) } else { Err(BoxError::from(format!("answered {status}"))) }
     };
+    let work = Lived { work: Box::pin(work), stage: &stage, process, still: None };
     let lost = match tokio::time::timeout_at(deadline, work).await {
         Ok(Ok(())) => None,
         Ok(Err(e)) => Some(e.to_string()),
@@ -148,6 +156,57 @@ async fn one(stage: Rc<Stage>, id: u64, agent: u32) {
     };
     let (started, ended) = (began - stage.started, stage.started.elapsed());
     stage.results.borrow_mut().push(TaskResult { id, agent, started, ended, lost });
+}
+
+/// The work of a process that may be stopped, and killed, meanwhile. Who is stopped is not polled.
+struct Lived<'a, F> {
+    work: std::pin::Pin<Box<F>>,
+    stage: &'a Stage,
+    process: u32,
+    still: Option<std::pin::Pin<Box<tokio::time::Sleep>>>,
+}
+
+impl<T, F: Future<Output = Result<T, BoxError>>> Future for Lived<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Lived { work, stage, process, still } = &mut *self;
+        loop {
+            if stage.is_dead(*process) {
+                return Poll::Ready(Err("killed".into()));
+            }
+            let (stopped, next) = stage.trouble(*process);
+            if stopped.is_none()
+                && let Poll::Ready(done) = work.as_mut().poll(cx)
+            {
+                return Poll::Ready(done);
+            }
+            let Some(at) = stopped.or(next) else { return Poll::Pending };
+            let timer = still.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at)));
+            timer.as_mut().reset(at);
+            ready!(timer.as_mut().poll(cx));
+        }
+    }
+}
+
+impl Stage {
+    fn of(&self, process: u32, what: Trouble) -> impl Iterator<Item = &Happens> {
+        self.settings.happens.iter().filter(move |h| h.what == what && h.process == process)
+    }
+
+    fn is_dead(&self, process: u32) -> bool {
+        let now = self.started.elapsed();
+        self.of(process, Trouble::Kill).any(|kill| kill.at <= now)
+    }
+
+    /// Until when a process is stopped, and when it is killed next.
+    fn trouble(&self, process: u32) -> (Option<Instant>, Option<Instant>) {
+        let now = self.started.elapsed();
+        let stopped = self.of(process, Trouble::Stop).filter(|stop| (stop.at..stop.to).contains(&now));
+        let stopped = stopped.map(|stop| self.started + stop.to).max();
+        let kill = self.of(process, Trouble::Kill).filter(|kill| kill.at > now);
+        (stopped, kill.map(|kill| self.started + kill.at).min())
+    }
 }
 
 fn cost(stage: &Stage, id: u64) -> f64 {

@@ -15,6 +15,9 @@
 //! * `amplification`: three services, each a stack of its own that tries four times and calls the next,
 //!   in front of a dead provider. Between two of them is a network: nothing of one process is seen by
 //!   the next but what HTTP carries.
+//! * `fleet`: many processes that share one ceiling through a store: who gets how much, how well the ceiling is
+//!   used, and whether it holds when processes are killed, stopped or cut off, and when the store is slow, gone
+//!   or empty: [`FleetFigures`]. The provider serves what is above its ceiling, too, and counts it.
 //! * `cron`: a thousand jobs that start at the same instant, every minute; and beside it, what the retries of a few
 //!   jobs do to a dependency that is down: [`cron`].
 //!
@@ -30,6 +33,8 @@
 
 pub mod cron;
 mod drive;
+mod fleet;
+mod happens;
 mod log;
 mod presets;
 mod recovery;
@@ -38,6 +43,8 @@ mod scripts;
 mod settings;
 mod value;
 
+pub use fleet::FleetFigures;
+pub use happens::{Happens, Trouble};
 pub use log::{Log, Noted, What};
 pub use recovery::{Recovery, ramp};
 pub use run::{Run, RunError, RungRun, TaskResult, oracle_seconds, run, trace_hash};

@@ -8,11 +8,12 @@ use tokio::time::Instant;
 
 use super::drive;
 use super::log::{Noted, What};
-use super::settings::{LimitKind, Settings, SettingsError};
+use super::settings::{LimitKind, Scenario, Settings, SettingsError};
 use crate::BoxError;
 use crate::policy::{Oracle, Policy, World};
 use crate::provider::{CallRecord, Stats};
 use crate::report::Row;
+use crate::store::StoreStats;
 
 /// Why a run could not be made.
 #[derive(Debug)]
@@ -95,6 +96,8 @@ pub struct Run {
     pub tasks: Vec<TaskResult>,
     /// All rungs, cheapest first.
     pub rungs: Vec<RungRun>,
+    /// What went to and from the store, if there was one.
+    pub store: Option<StoreStats>,
     /// What the policy itself told: trips, ramps, alerts.
     pub events: Vec<Noted>,
 }
@@ -151,6 +154,7 @@ impl Run {
         row.oracle_longest_wait = oracle.longest_wait().map(round);
         row.oracle_drain = oracle.drain().map(round);
         row.recovery = self.recovery(oracle);
+        row.fleet = (self.settings.scenario == Scenario::Fleet).then(|| self.fleet(oracle)).flatten();
         row
     }
 
@@ -185,6 +189,7 @@ impl Run {
             oracle_drain: None,
             trips: self.told(|w| *w == What::Opened),
             recovery: None,
+            fleet: None,
         }
     }
 
@@ -271,6 +276,7 @@ async fn play(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Run
         elapsed,
         tasks,
         rungs: rungs.collect(),
+        store: world.store.as_ref().map(|store| store.stats()),
         events: world.log.taken(),
     })
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use super::happens::{Happens, Trouble};
 use super::settings::{LimitKind, MEAN_COST, Settings};
 use crate::provider::{Fault, LimitHeaders, Quota, Rate, Script};
 use crate::store::StoreScript;
@@ -24,7 +25,13 @@ impl Settings {
 
     /// The script of the store where processes meet, if they do.
     pub fn store_script(&self, seed: u64) -> Option<StoreScript> {
-        let script = StoreScript::new().latency(self.store_latency).wakes(self.wakes);
+        let p = self.noise;
+        let (least, most) = (Duration::from_millis(1500), Duration::from_secs(4));
+        let mut script = StoreScript::new().latency(self.store_latency).wakes(self.wakes);
+        script = script.lose_requests(p).lose_replies(p).lose_wakes(p).duplicate(p).delays(p, least, most);
+        for fault in self.happens.iter().filter_map(Happens::store_fault) {
+            script = script.fault(fault);
+        }
         self.store.then(|| script.seed(seed.wrapping_mul(0xA24B_AED4_963E_E407)))
     }
 
@@ -44,6 +51,7 @@ impl Settings {
                 .refusal_latency(self.refusal_latency)
                 .lag(self.lag)
                 .aborts(self.aborts)
+                .enforced(self.enforced)
                 .seed(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(rung as u64))
                 .wall_start(wall);
             if !self.body.is_zero() {
@@ -54,6 +62,10 @@ impl Settings {
                 if let Some(back) = self.returns {
                     script = script.change_at(self.scaled(back), self.quota(*ceiling));
                 }
+            }
+            for refused in self.happens.iter().filter(|happens| happens.what == Trouble::Refuse) {
+                let Happens { process, at: from, to, .. } = *refused;
+                script = script.fault(Fault::Refused { from, to, process });
             }
             if !self.closed.is_zero() {
                 script = script.fault(Fault::Closed { from: Duration::ZERO, to: self.closed });

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::value::{bad, choice, flag, optional, real, seconds, whole};
+use super::happens::Happens;
+use super::value::{bad, choice, flag, list, optional, real, seconds, whole};
 use crate::provider::{HintForm, LimitHeaders};
+use tower_herd::store::Outage;
 
 /// The scenarios there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +23,21 @@ pub enum Scenario {
     Amplification,
     /// Jobs that start on the minute.
     Cron,
+    /// Many processes under one ceiling.
+    Fleet,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 6] =
-        [Self::Stampede, Self::EqualHint, Self::Brownout, Self::Recovery, Self::Amplification, Self::Cron];
+    pub const ALL: [Scenario; 7] = [
+        Self::Stampede,
+        Self::EqualHint,
+        Self::Brownout,
+        Self::Recovery,
+        Self::Amplification,
+        Self::Cron,
+        Self::Fleet,
+    ];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -37,6 +48,7 @@ impl Scenario {
             Self::Recovery => "recovery",
             Self::Amplification => "amplification",
             Self::Cron => "cron",
+            Self::Fleet => "fleet",
         }
     }
 
@@ -159,6 +171,20 @@ pub fn keys() -> &'static [(&'static str, &'static str)] {
         ("store", "none | memory: whether the processes are one fleet, by a store in memory"),
         ("store_latency", "mean seconds of an exchange with the store"),
         ("wakes", "true | false: whether the store wakes processes, or is polled"),
+        (
+            "noise",
+            "0..1: probability that a report, a grant or a wake-up is lost; reports are as often late by seconds, or doubled",
+        ),
+        (
+            "happens",
+            "none | WHAT@AT[:PROCESS][+SECONDS],...: kill stop cut deaf refuse (a process), down silent frozen flush (the store)",
+        ),
+        ("demand", "none | agents of each process, in turn, by which the agents are counted: 20,1"),
+        ("weights", "none | weight of each process, in turn: 1,3"),
+        ("outage_policy", "stop | keep:SHARE | local:CALLS: what a process does without the store"),
+        ("longest_call", "none | seconds: slots of a process that was lost are given to others only then (strict)"),
+        ("enforced", "true | false: whether providers refuse what is above their ceilings, or serve and count it"),
+        ("case", "a set of these, for the fleet: turns, light, wide, faults, short, weights, greedy, pause, kill, flush, breaker"),
     ]
 }
 
@@ -243,6 +269,20 @@ pub struct Settings {
     pub store_latency: Duration,
     /// Whether it wakes processes.
     pub wakes: bool,
+    /// Probability that a report, a grant or a wake-up is lost, that a report is late by seconds, or doubled.
+    pub noise: f64,
+    /// What happens to processes and to the store.
+    pub happens: Vec<Happens>,
+    /// Agents of each process, in turn; empty: as many in each.
+    pub demand: Vec<u32>,
+    /// Weight of each process, in turn; empty: the same for all.
+    pub weights: Vec<u32>,
+    /// What a process does without the store.
+    pub outage_policy: Outage,
+    /// Slots of a process that was lost are given to others only after this.
+    pub longest_call: Option<Duration>,
+    /// Whether providers refuse what is above their ceilings.
+    pub enforced: bool,
 }
 
 impl Settings {
@@ -332,7 +372,10 @@ impl Settings {
             "stray" => self.stray = real(key, value, 0.0, 1.0)?,
             "fault_rung" => self.fault_rung = whole(key, value, 0, 1000)? as usize,
             "aborts" => self.aborts = flag(key, value)?,
-            "processes" => self.processes = whole(key, value, 1, 100_000)? as u32,
+            "processes" => {
+                self.processes = whole(key, value, 1, 100_000)? as u32;
+                self.count_agents();
+            }
             "handles" => {
                 let separate =
                     choice(key, value, "shared or separate", &[("shared", false), ("separate", true)])?;
@@ -347,6 +390,30 @@ impl Settings {
             }
             "store_latency" => self.store_latency = seconds(key, value, 0.0, 60.0)?,
             "wakes" => self.wakes = flag(key, value)?,
+            "noise" => self.noise = real(key, value, 0.0, 1.0)?,
+            "happens" => {
+                let all = |text: &str| text.split(',').map(|one| Happens::parse(key, one)).collect();
+                self.happens = optional(value, all)?.unwrap_or_default();
+            }
+            "demand" => {
+                self.demand = list(key, value, 100_000)?;
+                self.count_agents();
+            }
+            "weights" => self.weights = list(key, value, 1000)?,
+            "outage_policy" => {
+                let wrong = || bad(key, value, "stop, keep:SHARE or local:CALLS");
+                self.outage_policy = match value.trim().split_once(':') {
+                    None if value.trim() == "stop" => Outage::Stop,
+                    Some(("keep", share)) => Outage::Keep(real(key, share, 0.0, 1.0)?),
+                    Some(("local", calls)) => Outage::Local(whole(key, calls, 1, 1_000_000)? as u32),
+                    _ => return Err(wrong()),
+                };
+            }
+            "longest_call" => {
+                self.longest_call = optional(value, |v| seconds(key, v, 0.0, 86_400.0))?;
+            }
+            "enforced" => self.enforced = flag(key, value)?,
+            "case" => self.set_case(key, value)?,
             _ => return Err(SettingsError::UnknownKey(key.into())),
         }
         Ok(())
@@ -387,6 +454,10 @@ impl Settings {
         if u64::from(self.greedy) > self.tasks {
             return conflict(format!("greedy={}: there are only {} tasks", self.greedy, self.tasks));
         }
+        if let Some(trouble) = self.happens.iter().find(|h| h.process >= self.processes) {
+            let (process, n) = (trouble.process, self.processes);
+            return conflict(format!("happens: there is no process {process}, they are 0 to {}", n - 1));
+        }
         if self.store && self.stacks > 1 {
             return conflict("store: stacks that call each other do not share providers (stacks)".into());
         }
@@ -394,6 +465,32 @@ impl Settings {
             return conflict(format!("processes={}: there are only {} agents", self.processes, self.agents));
         }
         Ok(())
+    }
+
+    /// The process in which an agent lives.
+    pub fn home(&self, agent: u32) -> u32 {
+        if self.demand.is_empty() {
+            return agent % self.processes.max(1);
+        }
+        let mut before = 0;
+        for process in 0..self.processes {
+            before += self.demand[process as usize % self.demand.len()];
+            if agent < before {
+                return process;
+            }
+        }
+        self.processes.saturating_sub(1)
+    }
+
+    /// The weight of a process.
+    pub fn weight(&self, process: u32) -> u32 {
+        if self.weights.is_empty() { 1 } else { self.weights[process as usize % self.weights.len()] }
+    }
+
+    fn count_agents(&mut self) {
+        if !self.demand.is_empty() {
+            self.agents = (0..self.processes).map(|p| self.demand[p as usize % self.demand.len()]).sum();
+        }
     }
 
     /// An instant of the schedule: in the stampede it scales with the latency.
@@ -457,6 +554,14 @@ mod tests {
             ("store", "memory"),
             ("store_latency", "5ms"),
             ("wakes", "false"),
+            ("noise", "0.03"),
+            ("happens", "kill@60:0,stop@90:0+15,flush@200"),
+            ("demand", "20,1"),
+            ("weights", "1,3"),
+            ("outage_policy", "keep:0.3"),
+            ("longest_call", "5"),
+            ("enforced", "false"),
+            ("case", "turns"),
         ];
         let listed: Vec<_> = keys().iter().map(|(k, _)| *k).collect();
         let mut shown: Vec<_> = examples.iter().map(|(k, _)| *k).collect();
@@ -498,6 +603,7 @@ mod tests {
             &["tasks=100", "greedy=101"],
             &["agents=1", "greedy=1"],
             &["store=memory", "stacks=2"],
+            &["processes=2", "happens=kill@1:2"],
         ] {
             let mut s = Settings::new(Scenario::Stampede);
             for p in pairs {

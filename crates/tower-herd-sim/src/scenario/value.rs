@@ -57,6 +57,12 @@ pub(super) fn flag(key: &str, value: &str) -> Result<bool, SettingsError> {
     }
 }
 
+/// `none`, or whole numbers of at least 1.
+pub(super) fn list(key: &str, value: &str, max: u64) -> Result<Vec<u32>, SettingsError> {
+    let all = |text: &str| text.split(',').map(|n| Ok(whole(key, n, 1, max)? as u32)).collect();
+    Ok(optional(value, all)?.unwrap_or_default())
+}
+
 /// `none` or something else.
 pub(super) fn optional<T>(
     value: &str,

@@ -35,6 +35,15 @@ pub enum StoreFault {
         /// When it is over.
         to: Duration,
     },
+    /// Nothing goes to or from one process until that is over, and then all of it, as of a stopped process.
+    Held {
+        /// Which.
+        process: u32,
+        /// When it begins.
+        from: Duration,
+        /// When it is over.
+        to: Duration,
+    },
     /// One process reaches it, and does not hear of it: replies and wake-ups are lost.
     Deaf {
         /// Which.
@@ -182,6 +191,9 @@ impl StoreScript {
                 StoreFault::Deaf { process: p, from, to } if p == process && (from..to).contains(&now) => {
                     way.back = false;
                 }
+                StoreFault::Held { process: p, from, to } if p == process && (from..to).contains(&now) => {
+                    way.held = way.held.max(to.saturating_sub(now));
+                }
                 StoreFault::Stopped { from, to } if (from..to).contains(&now) => {
                     way.stopped = way.stopped.max(to.saturating_sub(now));
                 }
@@ -198,12 +210,14 @@ pub(super) struct Way {
     pub(super) refused: bool,
     pub(super) there: bool,
     pub(super) back: bool,
-    /// For so long it stands still.
+    /// For so long it stands still,
     pub(super) stopped: Duration,
+    /// or its process does.
+    pub(super) held: Duration,
 }
 
 impl Default for Way {
     fn default() -> Self {
-        Way { refused: false, there: true, back: true, stopped: Duration::ZERO }
+        Way { refused: false, there: true, back: true, stopped: Duration::ZERO, held: Duration::ZERO }
     }
 }

@@ -187,7 +187,7 @@ impl<S: FleetStore> Shared<S> {
             state.stats.exchanges.resize(at + 1, 0);
         }
         state.stats.exchanges[at] += 1;
-        let mut there = self.leg(state);
+        let mut there = way.held + self.leg(state);
         let back = self.leg(state);
         let draws: [f64; 4] = std::array::from_fn(|_| state.rng.f64());
         let (least, most) = script.delay;
@@ -272,6 +272,10 @@ impl<S: FleetStore> FleetStore for ProcessStore<S> {
                 }
                 let Some(answer) = answer else { return };
                 tokio::time::sleep(trip.back).await;
+                let held = shared.script.way(process, shared.now()).held;
+                if !held.is_zero() {
+                    tokio::time::sleep(held).await;
+                }
                 let way = shared.script.way(process, shared.now());
                 if way.refused || !way.back || shared.chance(shared.script.lost_replies) {
                     shared.lock().stats.lost_replies += 1;
@@ -318,7 +322,8 @@ impl<S: FleetStore> FleetStore for ProcessStore<S> {
                         }
                         Some((provider, holder)) = coming.next() => {
                             let way = shared.script.way(self.process, shared.now());
-                            let gone = way.refused || !way.back || !way.stopped.is_zero();
+                            let still = !way.stopped.is_zero() || !way.held.is_zero();
+                            let gone = way.refused || !way.back || still;
                             if gone || shared.chance(shared.script.lost_wakes) {
                                 shared.lock().stats.lost_wakes += 1;
                             } else {
