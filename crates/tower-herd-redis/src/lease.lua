@@ -830,7 +830,9 @@ if not stale then
   for _, n in ipairs(news) do
     local what, wake = n.what, false
     if what == 'throttled' then
-      throttled(n.generation, n.calls, n.wait, sums.busy)
+      -- What the reporter has in flight it says itself: who was refused is none of them.
+      local unseen = own and max(0, min(own[NEED], own[CHARGE]) - own[BUSY]) or 0
+      throttled(n.generation, n.calls, n.wait, sums.busy - unseen)
     elseif what == 'overloaded' then
       overloaded(n.generation, n.wait)
     elseif what == 'paused' then

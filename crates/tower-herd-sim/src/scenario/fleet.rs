@@ -67,7 +67,8 @@ impl Run {
 
     /// Slot-seconds in use at the first rung over those that its ceiling has, between two instants.
     pub fn used(&self, from: Duration, to: Duration) -> f64 {
-        let Some((rung, &(_, ceiling))) = self.rungs.first().and_then(|r| Some((r, r.ceiling.first()?))) else {
+        let Some((rung, &(_, ceiling))) = self.rungs.first().and_then(|r| Some((r, r.ceiling.first()?)))
+        else {
             return 0.0;
         };
         let mut area = 0.0;
@@ -81,7 +82,8 @@ impl Run {
 
     /// Slot-seconds that each process had at the first rung while tasks were started, served calls only.
     pub fn service(&self) -> BTreeMap<u32, f64> {
-        let mut had: BTreeMap<u32, f64> = (0..self.settings.processes).map(|process| (process, 0.0)).collect();
+        let mut had: BTreeMap<u32, f64> =
+            (0..self.settings.processes).map(|process| (process, 0.0)).collect();
         let length = self.settings.duration;
         for call in self.calls().filter(|call| call.outcome == Outcome::Served) {
             let end = call.ended.unwrap_or(call.arrival).min(length);
@@ -118,7 +120,8 @@ impl Run {
     /// From the start of each task that was served until that call arrived, sorted.
     pub fn waits(&self) -> Vec<Duration> {
         let served = self.calls().filter(|call| call.outcome == Outcome::Served);
-        let called: BTreeMap<u64, Duration> = served.filter_map(|call| Some((call.task?, call.arrival))).collect();
+        let called: BTreeMap<u64, Duration> =
+            served.filter_map(|call| Some((call.task?, call.arrival))).collect();
         let wait = |task: &super::TaskResult| Some(called.get(&task.id)?.saturating_sub(task.started));
         let mut waits: Vec<_> = self.tasks.iter().filter_map(wait).collect();
         waits.sort_unstable();

@@ -67,7 +67,8 @@ impl Trouble {
 impl Happens {
     /// Reads `kill@60:3`, `stop@90:1+15` or `flush@200`: what, `@` when, `:` to which process, `+` how long.
     pub(super) fn parse(key: &str, text: &str) -> Result<Self, SettingsError> {
-        let wrong = || bad(key, text, "none, or WHAT@AT[:PROCESS][+SECONDS], ... (kill@60:3,stop@90:1+15,flush@200)");
+        let wrong =
+            || bad(key, text, "none, or WHAT@AT[:PROCESS][+SECONDS], ... (kill@60:3,stop@90:1+15,flush@200)");
         let (name, rest) = text.trim().split_once('@').ok_or_else(wrong)?;
         let what = NAMES.iter().find(|(known, _)| *known == name).ok_or_else(wrong)?.1;
         let (rest, length) = match rest.split_once('+') {

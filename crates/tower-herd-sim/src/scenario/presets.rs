@@ -142,9 +142,14 @@ impl Settings {
             "short" => &["processes=10", "ceilings=20", "agents=100", "latency=0.01", "duration=60"],
             "weights" => &["processes=8", "ceilings=16", "agents=160", "weights=1,3"],
             "greedy" => &["processes=2", "ceilings=10", "demand=100,1"],
-            "pause" => {
-                &["processes=20", "ceilings=40", "agents=100", "hint=5", "duration=60", "happens=refuse@30:0+50ms"]
-            }
+            "pause" => &[
+                "processes=20",
+                "ceilings=40",
+                "agents=100",
+                "hint=5",
+                "duration=60",
+                "happens=refuse@30:0+50ms",
+            ],
             "kill" => &["processes=6", "ceilings=24", "agents=120", "duration=90", "happens=kill@30.3:2"],
             "flush" => &["processes=6", "ceilings=12", "agents=60", "duration=90", "happens=flush@30.3"],
             "breaker" => &[
@@ -157,7 +162,8 @@ impl Settings {
                 "outage=60..120",
             ],
             _ => {
-                let names = "turns, light, wide, faults, short, weights, greedy, pause, kill, flush or breaker";
+                let names =
+                    "turns, light, wide, faults, short, weights, greedy, pause, kill, flush or breaker";
                 return Err(bad(key, name, names));
             }
         };

@@ -182,9 +182,18 @@ pub fn keys() -> &'static [(&'static str, &'static str)] {
         ("demand", "none | agents of each process, in turn, by which the agents are counted: 20,1"),
         ("weights", "none | weight of each process, in turn: 1,3"),
         ("outage_policy", "stop | keep:SHARE | local:CALLS: what a process does without the store"),
-        ("longest_call", "none | seconds: slots of a process that was lost are given to others only then (strict)"),
-        ("enforced", "true | false: whether providers refuse what is above their ceilings, or serve and count it"),
-        ("case", "a set of these, for the fleet: turns, light, wide, faults, short, weights, greedy, pause, kill, flush, breaker"),
+        (
+            "longest_call",
+            "none | seconds: slots of a process that was lost are given to others only then (strict)",
+        ),
+        (
+            "enforced",
+            "true | false: whether providers refuse what is above their ceilings, or serve and count it",
+        ),
+        (
+            "case",
+            "a set of these, for the fleet: turns, light, wide, faults, short, weights, greedy, pause, kill, flush, breaker",
+        ),
     ]
 }
 

@@ -308,7 +308,9 @@ impl Book {
         let holder = report.holder;
         match news {
             News::Throttled { generation, calls, wait } => {
-                let busy = self.sums().busy;
+                // What the reporter has in flight it says itself: who was refused is none of them.
+                let own = self.records.get(&holder).map_or(0, |own| own.in_use() - own.busy);
+                let busy = self.sums().busy - own;
                 self.control.throttled(now, *generation, (*calls).into(), *wait, busy);
                 false
             }

@@ -590,6 +590,12 @@ fn after_a_cut_all_give_back_what_is_above() {
 #[test]
 fn what_is_in_doubt_comes_back_by_doubling() {
     let mut fleet = busy(2, 32, &ceiling(64));
+    // So many were served for long: a refusal there says that it has fallen.
+    for _ in 0..4 {
+        fleet.wait(1000);
+        fleet.tell(0);
+        fleet.tell(1);
+    }
     let generation = fleet.tell(0).generation;
     fleet.all[0].report.busy = 30;
     fleet.news(0, News::Paused { scope: None, wait: 1000, reason: PauseReason::Hint });
