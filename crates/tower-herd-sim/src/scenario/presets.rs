@@ -148,7 +148,7 @@ impl Settings {
                 "agents=100",
                 "hint=5",
                 "duration=60",
-                "happens=refuse@30:0+50ms",
+                "happens=refuse@30:0+2",
             ],
             "kill" => &["processes=6", "ceilings=24", "agents=120", "duration=90", "happens=kill@30.3:2"],
             "flush" => &["processes=6", "ceilings=12", "agents=60", "duration=90", "happens=flush@30.3"],

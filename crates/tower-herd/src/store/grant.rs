@@ -58,6 +58,13 @@ impl Grant {
     }
 }
 
+impl Grant {
+    /// A probe may go.
+    pub(crate) fn leaves(&self) -> bool {
+        self.scopes.iter().any(|scope| scope.leave.is_some())
+    }
+}
+
 /// What is known of one scope.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]

@@ -285,7 +285,8 @@ impl Lease {
     }
 
     /// What it binds itself to before it says what it holds.
-    pub(crate) fn bind(&mut self, now: Time, load: Load, paused: bool) -> Bond {
+    pub(crate) fn bind(&mut self, now: Time, load: Load, paused: bool, leave: bool) -> Bond {
+        let paused = paused && !leave;
         let need = load.need();
         self.peaks.retain(|(at, _)| now.saturating_since(*at) < LATELY);
         self.peaks.push_back((now, need));
@@ -296,6 +297,8 @@ impl Lease {
             (false, true) => need,
             (false, false) => self.headroom(),
         };
+        // A probe needs a slot, whatever its target: it is the only call there is.
+        let keep = if leave { keep.max(load.busy.saturating_add(1)) } else { keep };
         let cap = if self.lapsed { load.cap } else { load.cap.min(keep.max(load.busy)) };
         self.drains = paused;
         Bond { cap, shed: self.shed(now) }
@@ -412,7 +415,7 @@ impl Lease {
         self.safe = grant.safe;
         self.safe_until = lease.saturating_add(self.settings.grace);
         (self.target, self.contended, self.turns) = (grant.target, grant.contended, grant.turns);
-        self.drains = grant.closed();
+        self.drains = grant.closed() && !grant.leaves();
         self.learning = grant.learning > 0;
         self.satisfied = grant.target <= grant.slots && grant.target < self.told;
         self.again_at = grant.again.map(|wait| now.saturating_add(Duration::from_millis(wait)));
@@ -617,19 +620,23 @@ mod tests {
         let mut lease = lease(FleetSettings::new());
         let contended = Grant { target: 1, contended: true, ..grant(1, 1, 3) };
         exchange(&mut lease, 0, load(0, 0, 3), &contended);
-        assert_eq!(lease.bind(at(100), load(3, 2, 1), false), Bond { cap: 3, shed: None }, "not at once");
+        assert_eq!(
+            lease.bind(at(100), load(3, 2, 1), false, false),
+            Bond { cap: 3, shed: None },
+            "not at once"
+        );
         let due = lease.due(at(100), load(3, 2, 0)).expect("none under way");
         assert_eq!(due, at(1 + 250), "it looks again then");
-        assert_eq!(lease.bind(at(251), load(3, 2, 1), false), Bond { cap: 2, shed: Some(1) });
+        assert_eq!(lease.bind(at(251), load(3, 2, 1), false, false), Bond { cap: 2, shed: Some(1) });
         // Turns: each slot after one call.
         exchange(&mut lease, 300, load(2, 2, 1), &Grant { turns: true, target: 1, ..contended });
-        assert_eq!(lease.bind(at(301), load(2, 2, 1), false).shed, Some(0));
+        assert_eq!(lease.bind(at(301), load(2, 2, 1), false, false).shed, Some(0));
         // Nobody lacks any: what was used lately stays, and one.
         exchange(&mut lease, 400, load(2, 1, 0), &grant(1, 2, 9));
-        assert_eq!(lease.bind(at(500), load(9, 1, 0), false), Bond { cap: 4, shed: None });
-        assert_eq!(lease.bind(at(9000), load(4, 0, 0), false), Bond { cap: 1, shed: None });
+        assert_eq!(lease.bind(at(500), load(9, 1, 0), false, false), Bond { cap: 4, shed: None });
+        assert_eq!(lease.bind(at(9000), load(4, 0, 0), false, false), Bond { cap: 1, shed: None });
         // After a pause all begin from what is in service.
-        assert_eq!(lease.bind(at(9001), load(4, 2, 2), true).cap, 2);
+        assert_eq!(lease.bind(at(9001), load(4, 2, 2), true, false).cap, 2);
     }
 
     // L23, redisson/redisson#5762: a wake-up that was missed costs no more than a poll.
@@ -700,7 +707,7 @@ mod tests {
                     if due > end {
                         break;
                     }
-                    let bond = lease.bind(at(now), here, false);
+                    let bond = lease.bind(at(now), here, false, false);
                     prop_assert!(bond.cap <= here.cap && bond.cap >= here.busy.min(here.cap));
                     here.cap = bond.cap;
                     let report = lease.report(at(now), here, Epoch(9));

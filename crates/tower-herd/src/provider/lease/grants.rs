@@ -21,7 +21,7 @@ impl Core {
         let now = self.clock().now();
         self.tell_ramps(link);
         let leave = link.has_leave(now);
-        let load = self.bind(link, |lease, at, load, paused| Some(lease.bind(at, load, paused && !leave)));
+        let load = self.bind(link, |lease, at, load, paused| Some(lease.bind(at, load, paused, leave)));
         let served = self.control(|control, _, _| control.take_served());
         let mut report = lock(&link.lease).report(link.clock.now(), load, offer);
         report.served = served;
