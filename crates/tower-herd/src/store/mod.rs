@@ -64,7 +64,9 @@
 //! (2) Several steps, each below [`gap`](FleetSettings::gap), within one ttl add up.
 //!
 //! Also needed: calls end in the time that [`strict`](FleetSettings::strict) was told, which a timeout has to see
-//! to; one process for each fleet handle (a forked process must make its own); nobody else uses the provider's account.
+//! to; one process for each fleet handle (a forked process must make its own: where two have one name, as after a fork or in
+//! a copy of a machine's memory, one of them takes another within about a renewal, and until then both use what they
+//! share); nobody else uses the provider's account.
 //! Between the check of the lease and the writing to the socket lies a moment: a process that is stopped right there
 //! for longer than the margin (the gap, 3 s) lets those calls out late, one for each task that stood there. Providers
 //! know no fencing tokens, so this cannot be closed from outside.
