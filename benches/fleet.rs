@@ -14,7 +14,7 @@
 //! times, and the best of the medians counts: what others do on the machine only ever adds.
 
 use fastrand::Rng;
-use redis::{Script, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Script, aio::MultiplexedConnection};
 use std::{
     convert::Infallible,
     error::Error,
@@ -160,7 +160,10 @@ impl Server {
 
     async fn connect(&self) -> Outcome<MultiplexedConnection> {
         let client = redis::Client::open(self.url.as_str())?;
-        Ok(client.get_multiplexed_async_connection().await?)
+        // Patient: on a busy machine the naive semaphore is slow, and that is no error.
+        let wait = Some(Duration::from_secs(10));
+        let config = AsyncConnectionConfig::new().set_connection_timeout(wait).set_response_timeout(wait);
+        Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
     }
 
     /// A field of `INFO`, or all that stands behind its colon.
