@@ -17,9 +17,9 @@ fn long() -> bool {
 /// What is in use after everything, of an ideal.
 fn used_after(world: &mut World<'_>) -> f64 {
     assert!(world.heal(), "above the ceiling");
-    world.judge(|judge| judge.take_use());
+    world.used();
     assert!(world.run(8 * SECOND), "above the ceiling");
-    world.judge(|judge| judge.take_use())
+    world.used()
 }
 
 /// Nothing is lost on the way.
@@ -46,9 +46,9 @@ fn valkey_4345_a_clock_that_stands_still_gives_nothing_away_and_all_comes_back()
             assert!(world.run(15 * SECOND), "above the ceiling");
             world.kill(place, false);
         }
-        world.judge(|judge| judge.take_use());
+        world.used();
         assert!(world.run(14 * SECOND), "above the ceiling");
-        let frozen = world.judge(|judge| judge.take_use());
+        let frozen = world.used();
         let after = used_after(&mut world);
         assert!(after > 0.85 && frozen < after, "{catches_up}: {frozen:.2}, and {after:.2} when it goes on");
     }
@@ -64,12 +64,12 @@ fn sidekiq_4090_calls_may_outlast_the_lease() {
     plan.load.rate = 1.0;
     let mut world = World::new(4090, plan, &mut store, false);
     assert!(world.run(20 * SECOND));
-    world.judge(|judge| judge.take_use());
+    world.used();
     for _ in 0..60 {
         assert!(world.run(SECOND), "above the ceiling");
         assert!(world.all_hold(), "a lease was lost at {} s", world.now / SECOND);
     }
-    let used = world.judge(|judge| judge.take_use());
+    let used = world.used();
     assert!(used > 0.9, "{used:.2}");
 }
 
@@ -115,12 +115,12 @@ fn redis_semaphore_205_under_contention_nobody_loses_a_lease() {
     let mut store = Store::start("redis-semaphore-205", None);
     let mut world = World::new(205, surely(case(4, 32, 25, Duration::from_secs(2))), &mut store, false);
     assert!(world.run(10 * SECOND));
-    world.judge(|judge| judge.take_use());
+    world.used();
     for _ in 0..if long() { 600 } else { 30 } {
         assert!(world.run(SECOND), "above the ceiling");
         assert!(world.all_hold(), "a lease was lost at {} s", world.now / SECOND);
     }
-    let used = world.judge(|judge| judge.take_use());
+    let used = world.used();
     assert!(used > 0.75, "{used:.2}");
 }
 

@@ -34,11 +34,11 @@ fn wrong(world: &mut World<'_>, faults: At) -> Option<String> {
         let (at, n) = world.judge(|judge| judge.over)?;
         return Some(format!("{n} in flight at {:.3} s", at as f64 / SECOND as f64));
     }
-    world.judge(|judge| judge.take_use());
+    world.used();
     if !world.run(5 * SECOND) {
         return Some("above the ceiling when all was over".to_owned());
     }
-    let used = world.judge(|judge| judge.take_use());
+    let used = world.used();
     (used < 0.5).then(|| format!("only {used:.2} of the ceiling is in use when all is over"))
 }
 
@@ -133,9 +133,9 @@ fn all_of_it_is_used_without_faults() {
         let (plan, _) = calm(seed);
         let mut world = World::new(seed, plan, &mut store, false);
         assert!(world.run(15 * SECOND));
-        world.judge(|judge| judge.take_use());
+        world.used();
         assert!(world.run(30 * SECOND));
-        let used = world.judge(|judge| judge.take_use());
+        let used = world.used();
         println!("seed {seed}: {used:.3}");
         assert!(used >= 0.8, "TOWER_HERD_SEED={seed}: {used:.3}");
     }
@@ -173,7 +173,7 @@ fn without_versions_it_does_not() {
 #[test]
 fn with_a_lease_clock_that_sleeps_it_does_not() {
     notices("lease-clock", None, 60, |seed| {
-        let (mut plan, faults) = strict(seed);
+        let (mut plan, faults) = plans::sleeping(seed);
         plan.without = Without { lease_clock: true, ..Without::default() };
         (plan, faults)
     });

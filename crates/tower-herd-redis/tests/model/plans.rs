@@ -117,6 +117,17 @@ pub fn strict(seed: u64) -> (Plan, At) {
     (plan, end)
 }
 
+/// Machines that sleep, and wake up.
+pub fn sleeping(seed: u64) -> (Plan, At) {
+    let mut rng = Rng::with_seed(seed);
+    let longest = millis(rng.u64(1000..3000));
+    let mut plan = plan(&mut rng, longest);
+    plan.extra = longest;
+    plan.settings = plan.settings.strict(longest);
+    let end = faults(&mut rng, &mut plan, &[Fault::Stopped(Stop::Machine)]);
+    (plan, end)
+}
+
 /// What the table calls exceeded: calls that run on after the ttl, of who cannot be heard.
 pub fn not_strict(seed: u64) -> (Plan, At) {
     let mut rng = Rng::with_seed(seed);

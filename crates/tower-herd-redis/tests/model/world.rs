@@ -223,10 +223,9 @@ impl<'a> World<'a> {
     }
 
     fn say(&mut self, what: impl FnOnce(&Self) -> String) {
-        if self.trace.is_some() {
-            let line = format!("{:>9.3} {}", self.now as f64 / SECOND as f64, what(self));
-            self.trace.as_mut().expect("looked").push(line);
-        }
+        let Some(mut trace) = self.trace.take() else { return };
+        trace.push(format!("{:>9.3} {}", self.now as f64 / SECOND as f64, what(self)));
+        self.trace = Some(trace);
     }
 
     pub fn take_trace(&mut self) -> Vec<String> {
@@ -241,6 +240,11 @@ impl<'a> World<'a> {
 
     pub fn judge<R>(&self, judge: impl FnOnce(&mut Judge) -> R) -> R {
         judge(&mut lock(&self.judge))
+    }
+
+    /// The part of the ceiling that was in use since this was last asked.
+    pub fn used(&self) -> f64 {
+        self.judge(Judge::take_use)
     }
 
     /// Whether each of them holds a lease.
@@ -490,6 +494,7 @@ impl<'a> World<'a> {
     }
 
     fn fault(&mut self, fault: Fault) {
+        self.quiet = self.quiet.max(self.now + LATEST);
         let n = self.places.len();
         let running: Vec<usize> = (0..n).filter(|at| self.is_running(*at)).collect();
         let Some(at) = (!running.is_empty()).then(|| running[self.rng.usize(..running.len())]) else {
@@ -506,6 +511,13 @@ impl<'a> World<'a> {
             Fault::Leave => until = self.leave(at),
             Fault::Stopped(stop) => {
                 until = self.while_();
+                if self.rng.u32(..3) > 0 {
+                    // What matters most is what is under way meanwhile.
+                    if let Some(busy) = running.iter().copied().find(|at| self.waits(*at)) {
+                        return self.stop(busy, stop, until);
+                    }
+                    return self.at(self.now + QUANTUM, Event::Fault(fault));
+                }
                 self.stop(at, stop, until);
             }
             Fault::Cut { says, hears } => {
@@ -571,7 +583,17 @@ impl<'a> World<'a> {
         drained + 3 * SECOND
     }
 
+    /// Whether an answer to it is on its way.
+    fn waits(&self, at: usize) -> bool {
+        let life = self.places[at].process.life();
+        self.events.values().any(|event| match event {
+            Event::Answers(place, reply, _) => *place == life.0 && !reply.is_closed(),
+            _ => false,
+        })
+    }
+
     pub fn stop(&mut self, at: usize, stop: Stop, until: At) {
+        self.quiet = self.quiet.max(until + LATEST);
         let life = self.places[at].process.life();
         self.places[at].stopped = Some(stop);
         self.at(until, Event::GoesOn(at, life.1, stop));
