@@ -4,7 +4,7 @@
 //! first and tell then; never hold more by a reply that is not new; count a lease from before its report was
 //! sent.
 
-use super::{Epoch, FleetSettings, Grant, HolderId, News, Outage, Report};
+use super::{Epoch, FleetSettings, Grant, HolderId, News, Outage, Report, settings::millis};
 use crate::{
     Time,
     random::{Random, Seeds},
@@ -72,6 +72,28 @@ pub enum LeaseState {
     Lost,
 }
 
+/// Something to be told until it was heard.
+#[derive(Debug)]
+struct Told {
+    news: News,
+    /// When it happened.
+    at: Time,
+    /// The report that told it first.
+    by: Option<u64>,
+}
+
+impl Told {
+    /// As it is to be told now: what is left of a wait.
+    fn news(&self, now: Time) -> News {
+        let passed = millis(now.saturating_since(self.at));
+        let mut news = self.news.clone();
+        if let News::Paused { wait, .. } | News::Opened { wait, .. } = &mut news {
+            *wait = wait.saturating_sub(passed);
+        }
+        news
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Lease {
     me: HolderId,
@@ -110,7 +132,7 @@ pub(crate) struct Lease {
     urgent: bool,
     allowance: u32,
     allowed_at: Time,
-    news: VecDeque<(News, Option<u64>)>,
+    news: VecDeque<Told>,
     failures: u32,
     pub(crate) members: u32,
     pub(crate) weights: u64,
@@ -203,6 +225,11 @@ impl Lease {
         Some(Bond { cap, shed: None })
     }
 
+    /// Whether it was ever answered.
+    pub(crate) fn was_held(&self) -> bool {
+        self.epoch.is_some()
+    }
+
     pub(crate) fn is_lapsed(&self) -> bool {
         self.lapsed
     }
@@ -213,13 +240,13 @@ impl Lease {
     }
 
     /// Tells the others with the next report. Those that nobody can wait for go at once.
-    pub(crate) fn tell(&mut self, news: News) {
+    pub(crate) fn tell(&mut self, now: Time, news: News) {
         let urgent = !matches!(news, News::Ramped { .. } | News::Quota { .. });
         match (&news, self.news.back_mut()) {
             // Many refusals of one event are one piece of news.
             (
                 News::Throttled { generation, calls, wait },
-                Some((News::Throttled { generation: g, calls: c, wait: w }, None)),
+                Some(Told { news: News::Throttled { generation: g, calls: c, wait: w }, by: None, .. }),
             ) if g == generation => {
                 *c = c.saturating_add(*calls);
                 *w = (*w).max(*wait);
@@ -228,7 +255,7 @@ impl Lease {
                 if self.news.len() >= NEWS {
                     self.news.pop_front();
                 }
-                self.news.push_back((news, None));
+                self.news.push_back(Told { news, at: now, by: None });
             }
         }
         self.urgent |= urgent;
@@ -340,9 +367,9 @@ impl Lease {
         let need = load.need();
         (self.told, self.told_held) = (need, load.cap.max(load.busy));
         let (seq, headroom) = (self.seq, self.headroom());
-        let news = self.news.iter_mut().map(|(news, told)| {
-            told.get_or_insert(seq);
-            news.clone()
+        let news = self.news.iter_mut().map(|told| {
+            told.by.get_or_insert(seq);
+            told.news(now)
         });
         Report {
             label: self.settings.label.clone(),
@@ -374,11 +401,15 @@ impl Lease {
             self.seq += 1 + self.random.bits() % AHEAD;
         }
         if self.dead.contains(&grant.epoch) {
-            return (None, false);
+            if grant.stale || now < self.use_by {
+                return (None, false);
+            }
+            // Nothing is held by the life that followed it, which is lost too: an old copy is the book now.
+            self.dead.retain(|dead| *dead != grant.epoch);
         }
         if !grant.stale {
             // The store has seen all up to here.
-            self.news.retain(|(_, told)| told.is_none_or(|told| told > seq));
+            self.news.retain(|told| told.by.is_none_or(|by| by > seq));
         }
         if grant.stale && (self.epoch != Some(grant.epoch) || now >= self.use_by) {
             // It is no renewal: it neither begins a new life of the book, nor gives anything to who has no lease.
@@ -448,8 +479,8 @@ impl Lease {
         (self.use_by, self.lapsed) = (Time::ZERO, true);
         (self.safe, self.safe_until) = (0, Time::ZERO);
         (self.target, self.contended, self.learning) = (0, false, false);
-        for (_, told) in &mut self.news {
-            *told = None;
+        for told in &mut self.news {
+            told.by = None;
         }
         self.urgent = true;
         Bond { cap: 0, shed: None }
@@ -475,7 +506,7 @@ impl Lease {
 
     /// Whether something like this is still to be told, or its telling was not confirmed.
     pub(crate) fn knows_of(&self, is: impl Fn(&News) -> bool) -> bool {
-        self.news.iter().any(|(news, _)| is(news))
+        self.news.iter().any(|told| is(&told.news))
     }
 
     /// Whether its slots may have been given to others by now.
@@ -543,6 +574,15 @@ mod tests {
         }
     }
 
+    /// One that was answered by these lives of the book, with this version.
+    fn lease_of(answers: &[(u64, u64)]) -> Lease {
+        let mut lease = lease(FleetSettings::new());
+        for (epoch, version) in answers {
+            exchange(&mut lease, 10 * version, load(0, 0, 1), &grant(*epoch, *version, 1));
+        }
+        lease
+    }
+
     /// One exchange: what it is bound to after it.
     fn exchange(lease: &mut Lease, ms: u64, load: Load, grant: &Grant) -> u32 {
         lease.report(at(ms), load, Epoch(99));
@@ -561,6 +601,9 @@ mod tests {
         assert_eq!(exchange(&mut lease, 40, load(4, 2, 1), &Grant { learning: 9000, ..grant(2, 1, 9) }), 4);
         assert_eq!(exchange(&mut lease, 50, load(4, 2, 1), &grant(1, 70, 9)), 4);
         assert_eq!(exchange(&mut lease, 60, load(4, 2, 1), &grant(2, 2, 5)), 5);
+        // Once nothing is held any more, an old copy that came back is a book like any other.
+        let mut lost = lease_of(&[(1, 1), (2, 2)]);
+        assert_eq!(exchange(&mut lost, 9000, load(0, 0, 1), &grant(1, 3, 4)), 4);
         assert_eq!(exchange(&mut lease, 70, load(5, 2, 1), &Grant { stale: true, ..grant(2, 9, 9) }), 9);
     }
 
@@ -574,7 +617,7 @@ mod tests {
         let twice = Grant { stale: true, before: 2, ..grant(1, 5, 3) };
         assert_eq!(exchange(&mut lease, 10, load(3, 2, 1), &twice), 3);
         assert!(lease.seq > 2 && lease.holder() == HolderId(7));
-        lease.tell(News::Cleared { scope: None, generation: 1 });
+        lease.tell(at(0), News::Cleared { scope: None, generation: 1 });
         let others = Grant { stale: true, before: 100, ..grant(1, 6, 9) };
         assert_eq!(exchange(&mut lease, 20, load(3, 2, 1), &others), 0);
         assert_eq!(lease.state(at(22)), LeaseState::Joining);
@@ -658,18 +701,26 @@ mod tests {
     fn news_are_told_until_they_were_heard() {
         let mut lease = lease(FleetSettings::new());
         let throttled = |calls| News::Throttled { generation: 3, calls, wait: 1000 };
-        (0..100).for_each(|_| lease.tell(throttled(1)));
+        (0..100).for_each(|_| lease.tell(at(0), throttled(1)));
         assert_eq!(lease.report(at(0), load(0, 0, 0), Epoch(9)).news, [throttled(100)]);
         lease.failed(at(500));
-        lease.tell(throttled(1));
+        lease.tell(at(0), throttled(1));
         let report = lease.report(at(600), load(0, 0, 0), Epoch(9));
         assert_eq!(report.news, [throttled(100), throttled(1)], "what may have been heard is told again");
-        lease.tell(News::Quota { of: crate::store::Quantity::Tokens, left: 4 });
+        lease.tell(at(0), News::Quota { of: crate::store::Quantity::Tokens, left: 4 });
         lease.granted(at(601), load(0, 0, 0), &grant(1, 1, 1));
         assert_eq!(lease.report(at(700), load(0, 0, 0), Epoch(9)).news.len(), 1, "the rest was heard");
         lease.failed(at(701));
-        (0..1000).for_each(|n| lease.tell(News::Cleared { scope: None, generation: n }));
+        (0..1000).for_each(|n| lease.tell(at(0), News::Cleared { scope: None, generation: n }));
         assert_eq!(lease.report(at(800), load(0, 0, 0), Epoch(9)).news.len(), NEWS, "memory is bounded");
+        // A wait that is told again is what is left of it.
+        lease.granted(at(801), load(0, 0, 0), &grant(1, 1, 1));
+        lease.tell(at(900), News::Paused { scope: None, wait: 5000, reason: crate::PauseReason::Hint });
+        for (ms, left) in [(900, 5000), (2900, 3000), (9900, 0)] {
+            let report = lease.report(at(ms), load(0, 0, 0), Epoch(9));
+            assert!(matches!(report.news[..], [News::Paused { wait, .. }] if wait == left), "{report:?}");
+            lease.failed(at(ms + 100));
+        }
     }
 
     #[derive(Clone, Debug)]

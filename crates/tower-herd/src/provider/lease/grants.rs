@@ -120,7 +120,8 @@ impl Core {
             let mut shared = lock(&link.shared);
             !std::mem::replace(&mut shared.lost, true)
         };
-        if begins {
+        // (Where none was ever held, none is lost.)
+        if begins && lock(&link.lease).was_held() {
             self.observe(|| Event::Lease { provider: &self.name, error: None });
         }
         self.fend(link);
@@ -237,10 +238,11 @@ impl Core {
                 tell(Some(name), &scope);
             }
         }
+        let now = link.clock.now();
         let mut lease = lock(&link.lease);
         for (name, (calls, throttled)) in told {
             let scope = name.as_deref().map(str::to_owned);
-            lease.tell(News::Ramped { scope, calls, throttled });
+            lease.tell(now, News::Ramped { scope, calls, throttled });
         }
     }
 }

@@ -114,7 +114,7 @@ impl Link {
     }
 
     fn tell(&self, news: News) {
-        lock(&self.lease).tell(news);
+        lock(&self.lease).tell(self.clock.now(), news);
         self.bell.notify_one();
     }
 
