@@ -13,7 +13,7 @@ use crate::BoxError;
 use crate::policy::{Oracle, Policy, World};
 use crate::provider::{CallRecord, Stats};
 use crate::report::Row;
-use crate::store::StoreStats;
+use crate::store::{ScriptedStore, StoreStats};
 
 /// Why a run could not be made.
 #[derive(Debug)]
@@ -276,7 +276,7 @@ async fn play(settings: &Settings, policy: &dyn Policy, seed: u64) -> Result<Run
         elapsed,
         tasks,
         rungs: rungs.collect(),
-        store: world.store.as_ref().map(|store| store.stats()),
+        store: world.store.as_ref().map(ScriptedStore::stats),
         events: world.log.taken(),
     })
 }
