@@ -30,6 +30,8 @@ impl Core {
     pub(super) fn may_probe(&self, _on: &Scope, _now: Time) -> bool {
         true
     }
+    #[inline]
+    pub(super) fn used_leave(&self, _on: &Scope) {}
     pub(super) fn tell_probed(&self, _on: &Scope, _failed: bool) {}
 }
 

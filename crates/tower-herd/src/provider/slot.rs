@@ -265,7 +265,7 @@ impl Provider {
     /// Whether there is one to be had, for who could get a slot.
     pub(crate) fn probe_is_due(&self, now: Time) -> bool {
         let (root, scope) = self.pauses(now);
-        let is_due = |on: &Scope| on.change(|pause| pause.probe_is_due(now)) && self.core.may_probe(on, now);
+        let is_due = |on: &Scope| self.asks_for_probe(on, now);
         (root.is_some() || scope.is_some()) && root.is_none_or(is_due) && scope.is_none_or(|on| is_due(on))
     }
 
@@ -300,26 +300,35 @@ impl Provider {
         if left.time < enough && !self.probe_is_due(now.saturating_sub(LONG)) {
             return None;
         }
-        self.probe_if(now, Pause::probe_is_due, Pause::take_probe)
+        let slot = self.probe_if(now, |on| self.asks_for_probe(on, now), Pause::take_probe);
+        if slot.is_some() {
+            let (root, scope) = self.pauses(now);
+            root.into_iter().chain(scope.map(|scope| &**scope)).for_each(|on| self.core.used_leave(on));
+        }
+        slot
+    }
+
+    /// Whether a probe may go now: its time has come, and the fleet leaves it to this process.
+    fn asks_for_probe(&self, on: &Scope, now: Time) -> bool {
+        on.change(|pause| pause.probe_is_due(now)) && self.core.may_probe(on, now)
     }
 
     /// A probe that was let out further out, and is on its way here.
     fn try_lent_probe(&self, now: Time) -> Option<Slot> {
-        self.probe_if(now, Pause::probe_is_lent, Pause::adopt_probe)
+        self.probe_if(now, |on| on.change(|pause| pause.probe_is_lent(now)), Pause::adopt_probe)
     }
 
     fn probe_if(
         &self,
         now: Time,
-        is_due: fn(&Pause, Time) -> bool,
+        is_due: impl Fn(&Scope) -> bool,
         take: fn(&mut Pause, Time, u32) -> bool,
     ) -> Option<Slot> {
         let (root, scope) = self.pauses(now);
         let number = self.core.probes.fetch_add(1, Ordering::Relaxed);
-        let is_due = |on: &Scope| on.change(|pause| is_due(pause, now)) && self.core.may_probe(on, now);
         let take = |on: &Scope| on.change(|pause| take(pause, now, number));
         // Where both are paused it is a probe of both, or a call too early for one.
-        let due = root.is_none_or(is_due) && scope.is_none_or(|scope| is_due(scope));
+        let due = root.is_none_or(&is_due) && scope.is_none_or(|scope| is_due(scope));
         if !due || !self.core.gate.try_take(now, |control, busy| busy < control.ceiling()) {
             return None;
         }

@@ -14,12 +14,16 @@ use std::{
     time::Duration,
 };
 
+/// A probe that nobody here has sent after this time may be another process's.
+const LEAVE: Duration = Duration::from_secs(3);
+
 impl Core {
     /// Binds the gate to what will be told, and tells it.
     pub(super) fn report(&self, link: &Link, offer: Epoch) -> Report {
         link.rung.store(false, Ordering::Release);
         let now = self.clock().now();
         self.tell_ramps(link);
+        self.return_leaves(link, now);
         let leave = link.has_leave(now);
         let load = self.bind(link, |lease, at, load, paused| Some(lease.bind(at, load, paused, leave)));
         let served = self.control(|control, _, _| control.take_served());
@@ -158,8 +162,9 @@ impl Core {
             let scope = on.unwrap_or(&core.root);
             scope.watch.tally.add(others.0, others.1);
             if let Some(leave) = &told.leave {
-                scope.give_leave(now.saturating_add(Duration::from_millis(leave.within)));
-                link.give_leave(now.saturating_add(Duration::from_millis(leave.within)));
+                let until = now.saturating_add(Duration::from_millis(leave.within).min(LEAVE));
+                scope.give_leave(until);
+                link.give_leave(until);
             }
             if news {
                 core.follow_pause(link, on, told, now);
@@ -213,6 +218,19 @@ impl Core {
             }
             None if news && !unsaid && scope.is_broken() => self.close_too(on, now),
             None => {}
+        }
+    }
+
+    /// Gives leave for probes back that nobody here has used in time.
+    fn return_leaves(&self, link: &Link, now: Time) {
+        let scopes = lock(&self.scopes).all();
+        for scope in scopes.iter().map(|(_, scope)| &**scope).chain([&self.root]) {
+            let until = scope.leave();
+            if until > Time::ZERO && until <= now {
+                scope.give_leave(Time::ZERO);
+                let scope = scope.name.as_deref().map(str::to_owned);
+                lock(&link.lease).tell(link.clock.now(), News::Probed { scope, failed: false });
+            }
         }
     }
 

@@ -265,6 +265,14 @@ impl Core {
         false
     }
 
+    /// The probe goes: for the next one leave is to be asked again.
+    pub(super) fn used_leave(&self, on: &Scope) {
+        if let Some(link) = &self.link {
+            on.give_leave(Time::ZERO);
+            link.give_leave(Time::ZERO);
+        }
+    }
+
     /// The probe that was allowed is over.
     pub(super) fn tell_probed(&self, on: &Scope, failed: bool) {
         if let Some(link) = &self.link {
