@@ -10,6 +10,9 @@
 //! | an error | fetched again at once, until its attempts are used up | comes back when its key opens |
 //! | `RetryAfterError` | fetched again at once, without end: `max_attempts` and the wait are not looked at | both hold |
 //!
+//! While it is compiled, apalis-postgres checks its queries against the database that `DATABASE_URL` names, if that is
+//! set. Where that is one without its tables yet, compile with `SQLX_OFFLINE=true`.
+//!
 //! ```
 //! use apalis_core::task::Task;
 //! use tower_herd::retry_token::{RetryTokenLayer, Tokens};
