@@ -34,6 +34,7 @@ local DAY = 24 * 3600 * 1000
 local MOST = 2 ^ 20 - 1     -- slots
 local HEAVIEST = 1000       -- weight
 local TENURE = 250          -- slot-milliseconds
+local DEBT = 1000           -- the same: who had more service than others waits for no more than so much of theirs
 
 -- A record is an array, since a thousand of them are read at once.
 local SEQ, VERSION, CHARGE, NEED, HEADROOM, BUSY, WEIGHT = 1, 2, 3, 4, 5, 6, 7
@@ -46,7 +47,7 @@ end
 
 -- ---------------------------------------------------------------- shares.rs
 
--- Weighted max-min fairness: sets `given` of each ask {id, want, weight, has, pass}.
+-- Weighted max-min fairness: sets `given` of each ask {id, want, weight, has, pass, last}.
 local function shares(there, asks)
   local order, weights, wanted = {}, 0, 0
   for _, a in ipairs(asks) do
@@ -86,6 +87,7 @@ local function shares(there, asks)
   if left > 0 then
     table.sort(short, function(a, b)
       if a.turn ~= b.turn then return a.turn < b.turn end
+      if a.last ~= b.last then return a.last < b.last end
       return a.id < b.id
     end)
     for i = 1, min(left, #short) do short[i].given = short[i].given + 1 end
@@ -752,6 +754,7 @@ if not stale then
   local enters = not own or not member(own) or own[NEED] == 0
   local pass = own and pass_at(own, now) or s.low
   if enters then pass = max(pass, s.low) end
+  pass = min(pass, s.low + DEBT / weight)
   if not own then
     own = { 0, next_version(), 0, 0, 0, 0, 1, 0, 0, 0, 0, now, now, 0, false, false, false, '', false, false, '' }
     records[holder] = own
@@ -873,7 +876,7 @@ if full then
       if need > 0 then needy = needy + 1 end
       if now - r[HEARD] > patience then need, headroom = min(need, r[CHARGE]), 0 end
       need, headroom = min(need, ceiling), min(headroom, ceiling)
-      asks[#asks + 1] = { id = id, want = need, weight = r[WEIGHT], has = r[CHARGE], pass = pass_at(r, now),
+      asks[#asks + 1] = { id = id, want = need, weight = r[WEIGHT], has = r[CHARGE], pass = pass_at(r, now), last = r[VERSION],
         need = need, headroom = headroom, target = 0, record = r }
     elseif s.n > MANY and r[TARGET] ~= 0 then
       r[TARGET] = 0
@@ -900,6 +903,7 @@ if full then
   end
   table.sort(lack, function(a, b)
     if a.pass ~= b.pass then return a.pass < b.pass end
+    if a.last ~= b.last then return a.last < b.last end
     return a.id < b.id
   end)
   local ids = {}
@@ -969,7 +973,8 @@ for i = 1, 2 do
           local held = other[REQUESTS + i - 1]
           if member(other) and held then
             if held.want > 0 then wanting = wanting + other[WEIGHT] end
-            local ask = { id = id, want = held.want, weight = other[WEIGHT], has = 0, pass = pass_at(other, now) }
+            local ask = { id = id, want = held.want, weight = other[WEIGHT], has = 0, pass = pass_at(other, now),
+              last = other[VERSION] }
             asks[#asks + 1] = ask
             if id == holder then mine = ask end
           end
@@ -977,10 +982,11 @@ for i = 1, 2 do
         plan.wanting[i] = wanting
       else
         -- The others as they were when all were looked at last: as one who wants everything.
-        mine = { id = '0', want = rate_of(own, i).want, weight = own[WEIGHT], has = 0, pass = pass_at(own, now) }
+        mine = { id = '0', want = rate_of(own, i).want, weight = own[WEIGHT], has = 0, pass = pass_at(own, now),
+          last = own[VERSION] }
         asks[1] = mine
         local others = max(0, plan.wanting[i] - own[WEIGHT])
-        if others > 0 then asks[2] = { id = '1', want = FASTEST, weight = others, has = 0, pass = 0 } end
+        if others > 0 then asks[2] = { id = '1', want = FASTEST, weight = others, has = 0, pass = 0, last = 0 } end
       end
       local amount, at = rate_part(b, r.least, asks, mine)
       if at then rate_again = rate_again and min(rate_again, at) or at end

@@ -289,7 +289,8 @@ impl Lease {
 
     /// When slots that others need are to be given back, if that is still to come.
     fn shed_at(&self, load: Load) -> Option<Time> {
-        let sheds = self.contended && load.cap > self.target.max(load.busy);
+        let least = if self.turns { 0 } else { self.target };
+        let sheds = (self.contended || self.turns) && load.cap > least.max(load.busy);
         sheds.then(|| self.given_at.saturating_add(TENURE))
     }
 
@@ -339,7 +340,8 @@ impl Lease {
         if self.drains && !self.lapsed {
             return Some(0);
         }
-        if self.lapsed || !self.contended || !self.tenured(now) {
+        // Where there are fewer slots than members somebody waits for each of them, though it has no target yet.
+        if self.lapsed || !(self.contended || self.turns) || !self.tenured(now) {
             return None;
         }
         Some(if self.turns { 0 } else { self.target })
@@ -461,7 +463,7 @@ impl Lease {
         }
         // What was told to be held, and is not any more, is others': they should not wait for a renewal.
         let gives = self.told_held > cap.max(load.busy);
-        self.urgent |= self.contended && gives;
+        self.urgent |= (self.contended || self.turns) && gives;
         (Some(Bond { cap, shed: self.shed(now) }), true)
     }
 

@@ -41,6 +41,9 @@ const MANY: usize = 100;
 const EVERY: u64 = 250;
 /// Then so many of those who lack slots are remembered.
 const LACKING: usize = 64;
+/// Who had more service than the others waits for no more than so much of theirs, in slot-milliseconds: who was
+/// alone for a while, and had all, is one of many afterwards.
+const DEBT: f64 = 1000.0;
 /// A smaller step of the store's clock is no sign of another machine.
 const STEP: u64 = 1000;
 /// When to ask again where slots are to come by time, at the earliest and at the latest.
@@ -241,6 +244,7 @@ impl Book {
         let Step { report, now, .. } = *step;
         let own = self.records.get(&report.holder);
         let charge = Record::claim(own, report, step.acked, self.hard);
+        let low = self.low;
         // Who did not take part has no credit for it.
         let enters = own.is_none_or(|own| !own.is_member() || own.need == 0);
         let pass = own.map_or(self.low, |own| own.pass_at(now));
@@ -262,6 +266,9 @@ impl Book {
         own.pass = if enters { pass.max(self.low) } else { pass };
         own.charge = charge;
         own.update(report, now);
+        #[expect(clippy::cast_precision_loss, reason = "weights are small")]
+        let most = low + DEBT / own.weight as f64;
+        own.pass = own.pass.min(most);
         if report.bye {
             (own.safe, own.safe_told, own.target) = (0, 0, 0);
             self.scopes.leave(report.holder);
@@ -436,6 +443,7 @@ impl Book {
                 weight: record.weight,
                 has: record.charge,
                 pass: record.pass_at(now),
+                last: record.version,
             })
             .collect();
         let mut targets = shares(ceiling, &asks);
@@ -457,14 +465,14 @@ impl Book {
             let need = ask(record).0;
             needy += u64::from(record.is_member() && record.need > 0);
             if target.min(need) > record.charge {
-                lack.push((record.pass_at(now), *id));
+                lack.push((record.pass_at(now), record.version, *id));
             }
             if stored || *id == step.report.holder {
                 record.target = target;
             }
         }
-        lack.sort_by(|(a, x), (b, y)| a.total_cmp(b).then(x.cmp(y)));
-        let mut lack: Vec<HolderId> = lack.into_iter().map(|(_, id)| id).collect();
+        lack.sort_by(|(a, v, x), (b, w, y)| a.total_cmp(b).then(v.cmp(w)).then(x.cmp(y)));
+        let mut lack: Vec<HolderId> = lack.into_iter().map(|(.., id)| id).collect();
         if stored {
             lack.truncate(LACKING);
         }
@@ -545,6 +553,7 @@ impl Book {
                     weight: record.weight,
                     has: 0,
                     pass: record.pass_at(now),
+                    last: record.version,
                 };
                 let part = if step.full {
                     let own = members().take_while(|(id, _)| **id != report.holder).count();
@@ -555,7 +564,7 @@ impl Book {
                     let own = self.records.get(&report.holder).map(ask).into_iter();
                     let weight = own.clone().map(|own| own.weight).sum::<u64>();
                     let others = self.plan.wanting[of as usize].saturating_sub(weight);
-                    let others = Ask { want: rates::MOST, weight: others, has: 0, pass: 0.0 };
+                    let others = Ask { want: rates::MOST, weight: others, has: 0, pass: 0.0, last: 0 };
                     let asks: Vec<Ask> = own.chain((others.weight > 0).then_some(others)).collect();
                     bucket.part(asked.least, &asks, 0)
                 };

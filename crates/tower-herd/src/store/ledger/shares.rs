@@ -9,6 +9,8 @@ pub(super) struct Ask {
     pub(super) has: u64,
     /// Who has had less service for its weight comes first where it does not come out even.
     pub(super) pass: f64,
+    /// Of equal ones, who was given something longest ago: the lowest version of a grant.
+    pub(super) last: u64,
 }
 
 /// Who has the odd slot keeps it until it has had so much more service than the next, in slot-milliseconds:
@@ -17,7 +19,7 @@ const TENURE: f64 = 250.0;
 
 /// Shares `there` out. Nobody gets more than it wants; nobody who gets less than it wants has, for its weight,
 /// less than another (but for one unit, where it does not come out even: that goes to the lowest pass, of
-/// equal ones to the first in the slice).
+/// equal ones to who was given something longest ago, and then to the first in the slice).
 pub(super) fn shares(there: u64, asks: &[Ask]) -> Vec<u64> {
     let mut given = vec![0; asks.len()];
     // By want for the weight: who wants least is served in full first.
@@ -48,7 +50,7 @@ pub(super) fn shares(there: u64, asks: &[Ask]) -> Vec<u64> {
         let Ask { has, weight, pass, .. } = asks[i];
         if has > given[i] { pass - TENURE / weight as f64 } else { pass }
     };
-    short.sort_by(|&a, &b| turn(a).total_cmp(&turn(b)).then(a.cmp(&b)));
+    short.sort_by(|&a, &b| turn(a).total_cmp(&turn(b)).then(asks[a].last.cmp(&asks[b].last)).then(a.cmp(&b)));
     short.truncate(usize::try_from(left).unwrap_or(usize::MAX));
     for i in short {
         given[i] += 1;
@@ -62,7 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn asks(wants: &[(u64, u64, f64)]) -> Vec<Ask> {
-        wants.iter().map(|&(want, weight, pass)| Ask { want, weight, has: 0, pass }).collect()
+        wants.iter().map(|&(want, weight, pass)| Ask { want, weight, has: 0, pass, last: 0 }).collect()
     }
 
     #[test]
@@ -94,7 +96,7 @@ mod tests {
             there in 0_u64..200,
             wants in proptest::collection::vec((0_u64..60, 1_u64..5, 0_u8..4), 0..12),
         ) {
-            let asks: Vec<Ask> = wants.iter().map(|&(want, weight, pass)| Ask { want, weight, has: 0, pass: f64::from(pass) }).collect();
+            let asks: Vec<Ask> = wants.iter().map(|&(want, weight, pass)| Ask { want, weight, has: 0, pass: f64::from(pass), last: 0 }).collect();
             let given = shares(there, &asks);
             let wanted: u64 = asks.iter().map(|ask| ask.want).sum();
             prop_assert_eq!(given.iter().sum::<u64>(), there.min(wanted), "no slot is left while somebody wants it");
