@@ -484,3 +484,135 @@ async fn requests_a_minute_are_those_of_the_fleet() {
     }
     assert!(sent.len() >= 540, "{} of 600", sent.len());
 }
+
+/// A store in whose place an empty one may come.
+#[derive(Clone)]
+struct Forgetful(Arc<Mutex<MemoryStore>>);
+
+impl Forgetful {
+    fn new() -> Self {
+        Forgetful(Arc::new(Mutex::new(MemoryStore::new())))
+    }
+    fn forget(&self) {
+        *self.0.lock().expect("no panic") = MemoryStore::may_have_lost();
+    }
+}
+
+impl FleetStore for Forgetful {
+    fn exchange<'a>(&'a self, provider: &'a str, report: &'a Report) -> Exchange<'a> {
+        Box::pin(async move {
+            sleep(MS(1)).await;
+            let store = self.0.lock().expect("no panic").clone();
+            store.exchange(provider, report).await
+        })
+    }
+    fn listen<'a>(&'a self, _: &'a (dyn Fn(Wake<'_>) + Send + Sync)) -> Listen<'a> {
+        Box::pin(std::future::pending())
+    }
+}
+
+// Law 1: what a store forgot is no reason not to hear of a new pause: the generations of an empty one begin anew.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_lost_its_data_tells_of_pauses_again() {
+    let store = Forgetful::new();
+    let providers: Vec<_> =
+        (0..3).map(|seed| configured(&process(&store, seed, FleetSettings::new()), 30)).collect();
+    sleep(MS(3000)).await;
+    for _ in 0..5 {
+        providers[0].pause_for(MS(60_000));
+        sleep(MS(1500)).await;
+        providers[0].clear_pause();
+        sleep(MS(1500)).await;
+    }
+    assert!(providers.iter().all(|provider| provider.paused_until().is_none()));
+    store.forget();
+    sleep(MS(15_000)).await;
+    providers[0].pause_for(MS(60_000));
+    sleep(MS(1500)).await;
+    assert!(providers.iter().all(|provider| provider.paused_until().is_some()), "{providers:?}");
+    providers[1].clear_pause();
+    sleep(MS(1500)).await;
+    assert!(providers.iter().all(|provider| provider.paused_until().is_none()), "{providers:?}");
+}
+
+// A breaker that the store knows nothing of (it lost its data, or has no room for so many scopes) is probed by the
+// schedule of each process, or it would never close.
+#[tokio::test(start_paused = true)]
+async fn a_breaker_that_the_store_does_not_know_closes_again() {
+    let store = Forgetful::new();
+    let healthy = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    let mut providers = Vec::new();
+    for seed in 0..3 {
+        let provider = configured(&process(&store, seed, FleetSettings::new()), 50);
+        let layer = BreakerLayer::new(&provider).settings(BreakerSettings::strict()).expect("valid");
+        let healthy = healthy.clone();
+        let service = ServiceBuilder::new()
+            .layer(layer)
+            .layer(FleetLimitLayer::new(&provider))
+            .layer(ClassifyLayer::new(&provider))
+            .service(service_fn(move |_: Request| {
+                let ok = healthy.load(SeqCst);
+                async move { Ok::<_, std::io::Error>(status(if ok { 200 } else { 500 })) }
+            }));
+        providers.push(provider);
+        tasks.push(tokio::spawn(async move {
+            sleep(MS(3000)).await;
+            loop {
+                drop(service.clone().oneshot(Request::default()).await);
+                sleep(MS(100)).await;
+            }
+        }));
+    }
+    sleep(MS(10_000)).await;
+    assert!(providers.iter().all(|provider| provider.paused_until().is_some()), "open for all");
+    store.forget();
+    sleep(MS(15_000)).await;
+    healthy.store(true, SeqCst);
+    sleep(MS(700_000)).await;
+    for provider in &providers {
+        assert!(provider.paused_until().is_none(), "{provider:?}");
+    }
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+// Law 6: more scopes than the book has room for. Those that are left out have their own alert, and their own probes.
+#[tokio::test(start_paused = true)]
+async fn breakers_beyond_the_room_of_the_book_alert_and_close_by_themselves() {
+    const SCOPES: usize = 70;
+    let provider = configured(&process(&MemoryStore::new(), 1, FleetSettings::new()), 200);
+    let healthy = Arc::new(AtomicBool::new(false));
+    let alerts = Arc::new(Mutex::new(Vec::<Alert>::new()));
+    let mut tasks = Vec::new();
+    let scopes: Vec<_> = (0..SCOPES).map(|n| provider.scope(&format!("model-{n}"))).collect();
+    for scope in &scopes {
+        let (told, healthy) = (alerts.clone(), healthy.clone());
+        let layer = BreakerLayer::new(scope).settings(BreakerSettings::strict()).expect("valid").on_alert(
+            move |alert| {
+                told.lock().expect("no panic").push(alert.clone());
+            },
+        );
+        let service = ServiceBuilder::new()
+            .layer(layer)
+            .layer(FleetLimitLayer::new(scope))
+            .layer(ClassifyLayer::new(scope));
+        let service = service.service(service_fn(move |_: Request| {
+            let ok = healthy.load(SeqCst);
+            async move { Ok::<_, std::io::Error>(status(if ok { 200 } else { 500 })) }
+        }));
+        tasks.push(tokio::spawn(async move {
+            sleep(MS(2000)).await;
+            loop {
+                drop(service.clone().oneshot(Request::default()).await);
+                sleep(MS(100)).await;
+            }
+        }));
+    }
+    sleep(MS(30_000)).await;
+    assert_eq!(alerts.lock().expect("no panic").len(), SCOPES);
+    healthy.store(true, SeqCst);
+    sleep(MS(100_000)).await;
+    let open = scopes.iter().filter(|scope| scope.paused_until().is_some()).count();
+    assert_eq!(open, 0);
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}

@@ -100,6 +100,12 @@ impl Broken {
         self.probe_at == Time::MAX
     }
 
+    /// When it is probed.
+    #[cfg(all(feature = "store", feature = "breaker"))]
+    pub(crate) fn probes(&self) -> Probes {
+        Probes { first: self.first, last: self.most.saturating_mul(2), timeout: self.probe_timeout }
+    }
+
     /// Whether it stops anybody.
     pub(crate) fn is_enforced(&self) -> bool {
         self.switch.mode() == Mode::Enforce

@@ -149,8 +149,13 @@ impl Pause {
         self.until
     }
 
+    /// The pause in force, its breaker aside: when it ends, and why it is.
+    pub(crate) fn own(&self, now: Time) -> Option<(Time, PauseReason)> {
+        self.reason.filter(|_| now < self.until).map(|reason| (self.until, reason))
+    }
+
     pub(crate) fn look(&self, now: Time) -> Look {
-        let own = self.reason.filter(|_| now < self.until).map(|reason| (self.until, reason));
+        let own = self.own(now);
         let broken = self.in_force().map(|broken| (broken.told(now), PauseReason::Broken));
         match own.into_iter().chain(broken).max_by_key(|(until, _)| *until) {
             Some((until, reason)) => Look::Until(until, reason),

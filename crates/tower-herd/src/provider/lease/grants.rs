@@ -99,9 +99,12 @@ impl Core {
                 what: "members of the fleet give this provider different limits: the lowest count",
             });
         }
+        self.meet(link, grant, now);
         for told in &grant.scopes {
             self.follow_scope(link, told, now);
         }
+        #[cfg(feature = "breaker")]
+        self.raise_alone(link);
         self.keep_rates(link, grant, now);
     }
 
@@ -146,6 +149,76 @@ impl Core {
                 let scope = lock(&self.scopes).get(name, || self.clock().now());
                 with(self, Some(&scope))
             }
+        }
+    }
+
+    /// What the book has. One that has begun anew may have lost what this process knows: it is told again, or it
+    /// would hold only those who saw it, and be ended for them by the next thing that is told of its scope.
+    fn meet(&self, link: &Link, grant: &Grant, now: Time) {
+        let told = |name: Option<&str>| {
+            let mut scopes = grant.scopes.iter();
+            scopes.find(|told| told.scope.as_deref() == name).map_or(0, |told| told.generation)
+        };
+        {
+            let mut shared = lock(&link.shared);
+            shared.in_book = grant.scopes.iter().map(|told| told.scope.clone()).collect();
+            let before = shared.epoch.replace(grant.epoch);
+            if before.is_none_or(|before| before == grant.epoch) {
+                return;
+            }
+        }
+        let named = lock(&self.scopes).all();
+        let named = named.iter().map(|(_, scope)| Some(&**scope));
+        for on in std::iter::once(None).chain(named) {
+            let told = told(on.and_then(|on| on.name.as_deref()));
+            if told < link.generation(on) || told == 0 {
+                self.tell_again(link, on, now);
+            }
+        }
+        for (name, known) in &mut lock(&link.shared).scopes {
+            if told(name.as_deref()) < known.generation {
+                // It counts from the beginning.
+                known.generation = 0;
+            }
+        }
+    }
+
+    fn tell_again(&self, link: &Link, on: Option<&Scope>, now: Time) {
+        let scope = on.unwrap_or(&self.root);
+        if let Some((until, reason)) = scope.change(|pause| pause.own(now)) {
+            self.tell_pause(on, until.saturating_since(now), reason);
+        }
+        #[cfg(feature = "breaker")]
+        {
+            // (What an operator has opened is his, and only here.)
+            let open = scope.change(|pause| {
+                let broken = pause.broken().filter(|broken| !broken.is_forced())?;
+                Some((broken.until().saturating_since(now), broken.probes()))
+            });
+            if let Some((left, probes)) = open {
+                link.tell(super::opened(on, left, probes));
+            }
+        }
+        #[cfg(not(feature = "breaker"))]
+        let _ = link;
+    }
+
+    /// Alerts of breakers for which the book has no room: nobody else raises them.
+    #[cfg(feature = "breaker")]
+    fn raise_alone(&self, link: &Link) {
+        let alone: Vec<_> = {
+            let mut shared = lock(&link.shared);
+            let alerts = std::mem::take(&mut shared.alerts);
+            let lease = lock(&link.lease);
+            let (fleets, alone) = alerts.into_iter().partition(|(name, _)| {
+                let is_it = |news: &News| matches!(news, News::Opened { scope, .. } if scope.as_deref() == name.as_deref());
+                shared.has(name.as_deref()) || lease.knows_of(is_it)
+            });
+            shared.alerts = fleets;
+            alone
+        };
+        for (scope, alert) in alone {
+            self.with_scope(scope.as_deref(), |core, on| core.raise(on, &alert));
         }
     }
 
@@ -277,6 +350,11 @@ impl Known {
 }
 
 impl Shared {
+    /// Whether the book has something of this scope.
+    pub(super) fn has(&self, scope: Option<&str>) -> bool {
+        self.in_book.iter().any(|name| name.as_deref() == scope)
+    }
+
     fn known(&mut self, scope: Option<Arc<str>>) -> &mut Known {
         /// As many as a store keeps, and some: more are forgotten.
         const MANY: usize = 256;

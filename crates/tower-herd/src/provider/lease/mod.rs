@@ -3,7 +3,7 @@
 //! The gate is bound by the lease ([`Gate::bind`](crate::gate::Gate::bind)); the pause, the breaker and the
 //! ramp are what they are without a store, and are moved by the grants as well as by the calls of this process.
 //!
-//! Locks: the lease's is taken last, under that of the gate; nothing is called under it.
+//! Locks: the lease's is taken last, under that of the gate or of what is shared; nothing is called under it.
 
 mod driver;
 mod grants;
@@ -22,7 +22,7 @@ use crate::{
     Time,
     gate::Bound,
     random::{Random, Seeds},
-    store::{Bond, FleetSettings, HolderId, Lease, LeaseClock, Load, News},
+    store::{Bond, Epoch, FleetSettings, HolderId, Lease, LeaseClock, Load, News},
 };
 use std::{
     collections::HashMap,
@@ -57,6 +57,9 @@ pub(super) struct Link {
 #[derive(Default)]
 struct Shared {
     scopes: HashMap<Option<Arc<str>>, Known>,
+    /// The life of the book that was heard of last, and the scopes that it has.
+    epoch: Option<Epoch>,
+    in_book: Vec<Option<String>>,
     ceiling: u32,
     /// Told once.
     disagrees: bool,
@@ -255,10 +258,10 @@ impl Core {
     }
 
     /// Leave for a probe, of the fleet: only one of all processes has it at a time. Who has lost the store goes by
-    /// its own schedule.
+    /// its own schedule; so does everybody where the book knows nothing of this scope, or nobody ever had leave.
     pub(super) fn may_probe(&self, on: &Scope, now: Time) -> bool {
         let Some(link) = &self.link else { return true };
-        if now < on.leave() || lock(&link.shared).lost {
+        if now < on.leave() || link.is_alone(on) {
             return true;
         }
         link.ask_probe(on, now);
@@ -299,22 +302,25 @@ impl Core {
         alert: Option<crate::breaker::Alert>,
     ) -> Option<crate::breaker::Alert> {
         let Some(link) = &self.link else { return alert };
-        {
-            let mut shared = lock(&link.shared);
-            if shared.lost {
-                return alert;
-            }
-            let name = on.and_then(|on| on.name.clone());
-            shared.alerts.extend(alert.map(|alert| (name, alert)));
+        // At one step, or it would seem to be an alert of which the fleet was told.
+        let mut shared = lock(&link.shared);
+        if shared.lost {
+            return alert;
         }
-        let millis = crate::store::whole_millis;
-        link.tell(News::Opened {
-            scope: name(on),
-            wait: millis(wait),
-            first: millis(probes.first),
-            last: millis(probes.last),
-        });
+        shared.alerts.extend(alert.map(|alert| (on.and_then(|on| on.name.clone()), alert)));
+        link.tell(opened(on, wait, probes));
         None
+    }
+}
+
+#[cfg(feature = "breaker")]
+fn opened(on: Option<&Scope>, wait: Duration, probes: super::broken::Probes) -> News {
+    let millis = crate::store::whole_millis;
+    News::Opened {
+        scope: name(on),
+        wait: millis(wait),
+        first: millis(probes.first),
+        last: millis(probes.last),
     }
 }
 
@@ -355,6 +361,17 @@ impl Link {
     fn generation(&self, on: Option<&Scope>) -> u64 {
         let name = on.and_then(|on| on.name.clone());
         lock(&self.shared).scopes.get(&name).map_or(0, |known| known.generation)
+    }
+
+    /// Whether nobody but this process can say when this scope is probed.
+    fn is_alone(&self, on: &Scope) -> bool {
+        let shared = lock(&self.shared);
+        let name = on.name.as_deref();
+        let closes = |news: &News| match news {
+            News::Paused { scope, .. } | News::Opened { scope, .. } => scope.as_deref() == name,
+            _ => false,
+        };
+        shared.lost || !shared.has(name) && !lock(&self.lease).knows_of(closes)
     }
 
     fn ask_probe(&self, on: &Scope, now: Time) {
