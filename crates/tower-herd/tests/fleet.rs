@@ -10,11 +10,11 @@ use std::{
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_herd::{
-    Alert, BreakerLayer, BreakerSettings, ClassifyLayer, Fleet, FleetLimitLayer, Provider, ProviderSettings,
-    Refusal, RefusalKind, RetryAfterLayer, TaskLayer,
+    Alert, BreakerLayer, BreakerSettings, ClassifyLayer, Fleet, FleetLimitLayer, PauseReason, Provider,
+    ProviderSettings, Refusal, RefusalKind, RetryAfterLayer, TaskLayer,
     store::{
-        Exchange, FleetSettings, FleetStore, LeaseState, Listen, MemoryStore, Outage, Report, StoreError,
-        StoreErrorKind, Wake,
+        Chunk, Exchange, FleetSettings, FleetStore, Grant, LeaseState, Leave, Listen, MemoryStore, Opened,
+        Outage, Quantity, Report, ScopeGrant, SharedPause, StoreError, StoreErrorKind, Wake,
     },
 };
 
@@ -615,4 +615,198 @@ async fn breakers_beyond_the_room_of_the_book_alert_and_close_by_themselves() {
     let open = scopes.iter().filter(|scope| scope.paused_until().is_some()).count();
     assert_eq!(open, 0);
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+// "From here on this process admits nothing": whatever the policy leaves a process that has lost its store, and
+// whichever provider it asks for later.
+#[tokio::test(start_paused = true)]
+async fn who_has_left_stays_away() {
+    let store = MemoryStore::new();
+    let fleet = process(&store, 1, FleetSettings::new().outage(Outage::Local(3)));
+    let provider = configured(&fleet, 4);
+    sleep(MS(2000)).await;
+    let counter = Counter::default();
+    assert_eq!(calls(provider.clone(), counter.clone(), MS(10), 2).await, 2);
+    tokio::join!(fleet.leave(), fleet.leave());
+    fleet.leave().await;
+    let later = fleet.configure("later", ProviderSettings::new().ceiling(4)).expect("valid");
+    fleet.leave().await;
+    for provider in [&provider, &later] {
+        tokio::spawn(calls(provider.clone(), counter.clone(), MS(10), 1));
+    }
+    sleep(MS(60_000)).await;
+    assert_eq!((counter.calls(), provider.in_flight(), later.in_flight()), (2, 0, 0));
+    // Nor does anybody wait for a goodbye that cannot be said.
+    let gone = Line::new(&store);
+    let fleet = process(&gone, 2, FleetSettings::new());
+    let provider = configured(&fleet, 4);
+    gone.cut(true);
+    sleep(MS(2000)).await;
+    let begin = Instant::now();
+    fleet.leave().await;
+    assert!(begin.elapsed() <= MS(1100));
+    drop(provider);
+}
+
+/// A store that panics.
+#[derive(Clone)]
+struct Broken;
+
+impl FleetStore for Broken {
+    fn exchange<'a>(&'a self, _: &'a str, _: &'a Report) -> Exchange<'a> {
+        Box::pin(async { panic!("as the test wants it") })
+    }
+    fn listen<'a>(&'a self, _: &'a (dyn Fn(Wake<'_>) + Send + Sync)) -> Listen<'a> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_takes_nobody_with_it() {
+    let fleet = process(&Broken, 1, FleetSettings::new());
+    let provider = configured(&fleet, 4);
+    sleep(MS(2000)).await;
+    let counter = Counter::default();
+    let call = tokio::spawn(calls(provider, counter.clone(), MS(10), 1));
+    sleep(MS(2000)).await;
+    assert_eq!(counter.calls(), 0, "nothing was given");
+    fleet.leave().await;
+    call.abort();
+}
+
+#[test]
+fn a_fleet_on_this_runtime_needs_one() {
+    let settings = FleetSettings::new().on_this_runtime();
+    let error = Fleet::shared(Broken, settings).expect_err("there is none");
+    assert_eq!(error.field, "on_this_runtime");
+}
+
+/// A store whose answers are anything.
+#[derive(Clone)]
+struct Nonsense(Arc<AtomicU64>);
+
+impl Nonsense {
+    fn any(&self) -> u64 {
+        let bits = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, SeqCst);
+        let bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let bits = bits ^ bits >> 27;
+        match bits % 5 {
+            0 => u64::MAX,
+            1 => u32::MAX.into(),
+            2 => 0,
+            3 => bits % 8,
+            _ => bits >> (bits % 60),
+        }
+    }
+    fn few(&self) -> u32 {
+        u32::try_from(self.any()).unwrap_or(u32::MAX)
+    }
+    fn is(&self) -> bool {
+        self.any().is_multiple_of(2)
+    }
+    fn scope(&self) -> ScopeGrant {
+        let name = ["", "large", "none of ours"][self.any() as usize % 3];
+        ScopeGrant {
+            scope: self.is().then(|| if self.few() == 7 { "x".repeat(1 << 20) } else { name.to_owned() }),
+            generation: self.any(),
+            pause: self.is().then(|| SharedPause { wait: self.any(), reason: PauseReason::Hint }),
+            open: self.is().then(|| Opened {
+                wait: self.any(),
+                since: self.any(),
+                first: self.any(),
+                last: self.any(),
+                yours: self.is(),
+            }),
+            leave: self.is().then(|| Leave { within: self.any() }),
+            calls: self.any(),
+            throttled: self.any(),
+        }
+    }
+    fn chunk(&self, of: Quantity) -> Chunk {
+        Chunk {
+            of,
+            chunk: self.any(),
+            amount: self.any(),
+            valid: self.any(),
+            per_minute: self.any(),
+            burst: self.any(),
+        }
+    }
+}
+
+impl FleetStore for Nonsense {
+    fn exchange<'a>(&'a self, _: &'a str, report: &'a Report) -> Exchange<'a> {
+        let grant = Grant {
+            epoch: if self.is() { report.offer } else { report.epoch.unwrap_or(report.offer) },
+            version: self.any(),
+            slots: self.few(),
+            safe: self.few(),
+            target: self.few(),
+            contended: self.is(),
+            turns: self.is(),
+            stale: self.is(),
+            before: if self.is() { 0 } else { self.any() },
+            learning: self.any(),
+            again: self.is().then(|| self.any()),
+            members: self.few(),
+            weights: self.any(),
+            ceiling: self.few(),
+            queued: self.few(),
+            generation: self.any(),
+            disagree: self.is(),
+            scopes: (0..self.few() % 4).map(|_| self.scope()).collect(),
+            rates: [Quantity::Requests, Quantity::Tokens].map(|of| self.chunk(of)).into(),
+        };
+        Box::pin(async move {
+            sleep(MS(1)).await;
+            Ok(grant)
+        })
+    }
+    fn listen<'a>(&'a self, _: &'a (dyn Fn(Wake<'_>) + Send + Sync)) -> Listen<'a> {
+        Box::pin(std::future::pending())
+    }
+}
+
+// Whatever a store answers, nothing panics, and reports go on.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_answers_nonsense_breaks_nothing() {
+    for seed in 0..20 {
+        let fleet = process(&Nonsense(Arc::new(AtomicU64::new(seed))), seed, FleetSettings::new());
+        let settings = ProviderSettings::new().requests_per_minute(6000).tokens_per_minute(60_000);
+        let provider = fleet.configure("search", settings).expect("valid");
+        let large = provider.scope("large");
+        let tasks: Vec<_> = (0..8)
+            .map(|n| {
+                let on = if n % 2 == 0 { &provider } else { &large };
+                let code = [200, 200, 429, 500][n / 2];
+                let layer = BreakerLayer::new(on).settings(BreakerSettings::strict()).expect("valid");
+                let stack = ServiceBuilder::new()
+                    .layer(TaskLayer::new().deadline(MS(2000)))
+                    .layer(layer)
+                    .layer(RetryAfterLayer::new(on))
+                    .layer(FleetLimitLayer::new(on))
+                    .layer(ClassifyLayer::new(on))
+                    .service(service_fn(
+                        move |_: Request| async move { Ok::<_, std::io::Error>(status(code)) },
+                    ));
+                tokio::spawn(async move {
+                    loop {
+                        drop(stack.clone().oneshot(Request::default()).await);
+                        sleep(MS(50)).await;
+                    }
+                })
+            })
+            .collect();
+        let mut before = 0;
+        for _ in 0..20 {
+            sleep(MS(3000)).await;
+            let lease = provider.lease().expect("in a fleet");
+            assert!(lease.exchanges > before, "seed {seed}: no reports any more: {lease:?}");
+            before = lease.exchanges;
+        }
+        for task in tasks {
+            assert!(!task.is_finished(), "seed {seed}: it panicked");
+            task.abort();
+        }
+    }
 }

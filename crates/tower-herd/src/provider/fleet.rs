@@ -9,7 +9,10 @@ use crate::{
     random::Seeds,
 };
 #[cfg(feature = "store")]
-use std::sync::OnceLock;
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 use std::{
     collections::HashMap,
     fmt,
@@ -43,15 +46,23 @@ pub(super) struct Meeting {
     pub(super) settings: FleetSettings,
     /// Starts with the first provider.
     driver: OnceLock<Option<Driver>>,
+    /// This process has left: so has each provider that is asked for later.
+    left: AtomicBool,
 }
 
 #[cfg(feature = "store")]
 impl Meeting {
     fn new(store: Arc<dyn FleetStore>, settings: FleetSettings) -> Self {
-        Meeting { store, settings, driver: OnceLock::new() }
+        Meeting { store, settings, driver: OnceLock::new(), left: AtomicBool::new(false) }
     }
 
     fn keep(&self, core: &Arc<Core>, seeds: &Seeds) {
+        let Some(link) = core.link() else { return };
+        if self.left.load(Ordering::Acquire) {
+            link.begin_to_leave();
+            link.has_left();
+            return;
+        }
         let start = || {
             // Epochs must differ between processes, whatever seed they were given.
             let own = self.settings.has_own_thread();
@@ -62,8 +73,9 @@ impl Meeting {
                 })
                 .ok()
         };
-        if let Some(driver) = self.driver.get_or_init(start) {
-            driver.keep(core);
+        match self.driver.get_or_init(start) {
+            Some(driver) => driver.keep(core),
+            None => link.has_left(),
         }
     }
 }
@@ -116,10 +128,12 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// Says which of the settings cannot be.
+    /// Says which of the settings cannot be; with [`on_this_runtime`](FleetSettings::on_this_runtime), that there is
+    /// no runtime.
     #[cfg(feature = "store")]
     pub fn shared(store: impl FleetStore, settings: FleetSettings) -> Result<Self, FleetSettingsError> {
         settings.check()?;
+        settings.check_runtime()?;
         Ok(Self::local().meet(Arc::new(store), settings))
     }
 
@@ -127,11 +141,16 @@ impl Fleet {
     /// the store has heard of it (its calls in flight, when their lease runs out). Best called when a service
     /// shuts down, after its last call. In a fleet without a store it does nothing.
     ///
-    /// Ends when the store has heard of it, or was tried for about a second. Dropped, it goes on.
+    /// Ends when the store has heard of it, or was tried for about a second. Dropped, it goes on; said again, it does
+    /// no harm. There is no way back: a process that wants to go on makes another fleet.
     #[cfg(feature = "store")]
     pub async fn leave(&self) {
         let links: Vec<_> = {
             let providers = lock(&self.providers);
+            // Under the lock: a provider is either seen here, or sees this.
+            if let Some(meeting) = &self.shared.store {
+                meeting.left.store(true, Ordering::Release);
+            }
             let mut links: Vec<_> = providers.values().filter_map(|core| core.link().cloned()).collect();
             links.sort_by_key(Arc::as_ptr);
             links

@@ -332,6 +332,9 @@ impl Provider {
         if !due || !self.core.gate.try_take(now, |control, busy| busy < control.ceiling()) {
             return None;
         }
+        if !self.core.is_in_time() {
+            return None;
+        }
         let mut slot = Slot::new(self.core.clone(), None);
         if root.is_some_and(|root| !take(root)) {
             return None;

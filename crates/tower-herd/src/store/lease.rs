@@ -108,6 +108,8 @@ pub(crate) struct Lease {
     /// Until when what is held may be used.
     use_by: Time,
     lapsed: bool,
+    /// It has left the fleet, and admits nothing whatever the policy says.
+    left: bool,
     safe: u32,
     /// Until when `safe` may be.
     safe_until: Time,
@@ -155,6 +157,7 @@ impl Lease {
             version: 0,
             use_by: Time::ZERO,
             lapsed: true,
+            left: false,
             safe: 0,
             safe_until: Time::ZERO,
             target: 0,
@@ -200,6 +203,7 @@ impl Lease {
     /// From when on [`lapse`](Self::lapse) has to be asked before a call is admitted.
     pub(crate) fn use_by(&self) -> Time {
         match (self.lapsed, self.settings.outage) {
+            _ if self.left => Time::MAX,
             (false, _) => self.use_by,
             (true, Outage::Local(_)) => Time::MAX,
             (true, _) if self.safe > 0 => self.safe_until,
@@ -214,6 +218,7 @@ impl Lease {
         }
         self.lapsed = true;
         let cap = match self.settings.outage {
+            _ if self.left => 0,
             // (A process that was never answered has a share of nothing.)
             Outage::Local(slots) => slots,
             Outage::Keep(_) if now < self.safe_until => load.cap.min(self.safe),
@@ -223,6 +228,12 @@ impl Lease {
             }
         };
         Some(Bond { cap, shed: None })
+    }
+
+    /// It leaves the fleet: nothing is admitted from here on.
+    pub(crate) fn leave(&mut self) -> Bond {
+        self.left = true;
+        Bond { cap: 0, shed: None }
     }
 
     /// Whether it was ever answered.

@@ -152,7 +152,7 @@ impl FleetSettings {
     }
 
     /// For tests: leases go by tokio's clock, which may be paused, and are renewed by tasks of the runtime that
-    /// the fleet is made in. By default they go by a clock that runs on while the machine sleeps, and are
+    /// the fleet is made in, and its first provider. By default they go by a clock that runs on while the machine sleeps, and are
     /// renewed on a thread of their own, so that a blocked runtime loses none.
     #[must_use]
     pub fn on_this_runtime(mut self) -> Self {
@@ -218,6 +218,16 @@ impl FleetSettings {
             grace: millis(self.grace),
             trickle: self.trickle,
         }
+    }
+
+    pub(crate) fn check_runtime(&self) -> Result<(), FleetSettingsError> {
+        if self.own_thread || tokio::runtime::Handle::try_current().is_ok() {
+            return Ok(());
+        }
+        Err(FleetSettingsError {
+            field: "on_this_runtime",
+            why: "was asked for where there is no tokio runtime",
+        })
     }
 
     pub(crate) fn check(&self) -> Result<(), FleetSettingsError> {

@@ -14,7 +14,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tokio::{sync::mpsc, task::JoinSet, time::Instant};
+use tokio::{runtime::Handle, sync::mpsc, task::JoinSet, time::Instant};
 
 /// Where new providers go. The keeper ends when this, and all providers, are dropped.
 pub(in crate::provider) struct Driver {
@@ -25,6 +25,13 @@ struct Member {
     name: Arc<str>,
     core: Weak<Core>,
     link: Arc<Link>,
+}
+
+impl Drop for Member {
+    /// However it ended: with the goodbye, or with its runtime, or by a panic of the store. Nobody waits for more.
+    fn drop(&mut self) {
+        self.link.has_left();
+    }
 }
 
 /// What the wake-ups of the store find a provider by.
@@ -43,7 +50,7 @@ impl Driver {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             thread::Builder::new().name("tower-herd lease".into()).spawn(move || runtime.block_on(run))?;
         } else {
-            drop(tokio::spawn(run));
+            drop(Handle::try_current().map_err(io::Error::other)?.spawn(run));
         }
         Ok(Driver { join })
     }
@@ -52,7 +59,8 @@ impl Driver {
     pub(in crate::provider) fn keep(&self, core: &Arc<Core>) {
         if let Some(link) = core.link() {
             let member = Member { name: core.name.clone(), core: Arc::downgrade(core), link: link.clone() };
-            // The keeper is gone only if its thread has panicked: then leases run out, and the policy holds.
+            // The keeper is gone only with its runtime, or if its thread has panicked: then leases run out, and the
+            // policy holds.
             self.join.send(member).ok();
         }
     }
@@ -98,11 +106,11 @@ enum Next {
 }
 
 async fn keep(store: Arc<dyn FleetStore>, timeout: Duration, member: Member, seed: u64) {
-    let Member { name, core, link } = member;
+    let Member { name, core, link } = &member;
     let seeds = Seeds::from_seed(seed);
     loop {
         let next = match core.upgrade() {
-            Some(core) if !link.leaving.load(Ordering::Acquire) => core.next_step(&link),
+            Some(core) if !link.leaving.load(Ordering::Acquire) => core.next_step(link),
             _ => Next::Leave,
         };
         match next {
@@ -116,30 +124,23 @@ async fn keep(store: Arc<dyn FleetStore>, timeout: Duration, member: Member, see
             Next::Leave => break,
             Next::Send => {}
         }
-        let Some(report) = core.upgrade().map(|core| core.report(&link, Epoch(seeds.session().bits())))
-        else {
+        let Some(report) = core.upgrade().map(|core| core.report(link, Epoch(seeds.session().bits()))) else {
             break;
         };
-        let answer = tokio::time::timeout(timeout, store.exchange(&name, &report)).await;
+        let answer = tokio::time::timeout(timeout, store.exchange(name, &report)).await;
         let answer = answer.unwrap_or_else(|_| Err(StoreError::from(StoreErrorKind::Timeout)));
         let Some(core) = core.upgrade() else { break };
         match answer {
-            Ok(grant) => core.granted(&link, &grant),
-            Err(error) => core.failed(&link, &error),
+            Ok(grant) => core.granted(link, &grant),
+            Err(error) => core.failed(link, &error),
         }
     }
-    leave(&*store, timeout, &name, &core, &link, Epoch(seeds.session().bits())).await;
+    leave(&*store, timeout, &member, Epoch(seeds.session().bits())).await;
 }
 
 /// Says goodbye, so that its slots are free at once. Tried twice: they are free after a while anyway.
-async fn leave(
-    store: &dyn FleetStore,
-    timeout: Duration,
-    name: &str,
-    core: &Weak<Core>,
-    link: &Arc<Link>,
-    offer: Epoch,
-) {
+async fn leave(store: &dyn FleetStore, timeout: Duration, member: &Member, offer: Epoch) {
+    let Member { name, core, link } = member;
     for _ in 0..2 {
         let mut report = match core.upgrade() {
             Some(core) => core.last_report(link, offer),
@@ -152,14 +153,13 @@ async fn leave(
             break;
         }
     }
-    link.left.notify_waiters();
-    link.has_left.store(true, Ordering::Release);
-    link.left.notify_waiters();
 }
 
 impl Core {
     fn next_step(&self, link: &Link) -> Next {
         self.check_lease();
+        // Before it is looked who waits: whoever comes after that rings, or is seen.
+        let rung = link.rung.swap(false, Ordering::AcqRel);
         let load = self.load();
         let mut lease = lock(&link.lease);
         let now = link.clock.now();
@@ -169,9 +169,9 @@ impl Core {
         if due <= now {
             return Next::Send;
         }
-        // Nobody who waits for a slot rings in vain: what is needed by now was looked at above.
-        if load.busy.saturating_add(load.waiting) <= load.cap {
-            link.rung.store(false, Ordering::Release);
+        if rung && load.busy.saturating_add(load.waiting) > load.cap {
+            // It was heard that slots are lacking, and is known when they are asked for.
+            link.rung.store(true, Ordering::Release);
         }
         let until = if lapses == Time::MAX { due } else { due.min(lapses) };
         Next::Wait(until.saturating_since(now).max(Duration::from_millis(1)))

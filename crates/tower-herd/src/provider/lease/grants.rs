@@ -7,7 +7,7 @@ use crate::{
     PauseReason, Time,
     observe::Event,
     provider::Scope,
-    store::{Bond, Epoch, Grant, Lease, Limits, Load, News, RateLimit, Report, ScopeGrant, StoreError},
+    store::{Epoch, Grant, Lease, Limits, Load, News, RateLimit, Report, ScopeGrant, StoreError},
 };
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -36,7 +36,7 @@ impl Core {
 
     /// The report of a process that leaves: it admits nobody any more.
     pub(super) fn last_report(&self, link: &Link, offer: Epoch) -> Report {
-        let load = self.bind(link, |_, _, _, _| Some(Bond { cap: 0, shed: None }));
+        let load = self.bind(link, |lease, _, _, _| Some(lease.leave()));
         let mut report = lock(&link.lease).report(link.clock.now(), load, offer);
         report.limits = self.limits();
         report.rates = self.rate_reports(link, self.clock().now());

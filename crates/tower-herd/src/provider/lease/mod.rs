@@ -347,6 +347,12 @@ impl Link {
         self.bell.notify_one();
     }
 
+    /// Nothing more is said to the store.
+    pub(super) fn has_left(&self) {
+        self.has_left.store(true, Ordering::Release);
+        self.left.notify_waiters();
+    }
+
     /// Until this process has said goodbye to the store.
     pub(super) async fn leave(self: Arc<Self>) {
         loop {

@@ -95,7 +95,7 @@ impl Core {
                 let need = asked.waiting.saturating_add(rate.ahead(renew)).max(1);
                 let rest = if rate.is_valid(now) { flow.surplus(now, need) } else { 0 };
                 let least = if asked.first > asked.holds {
-                    asked.owes + asked.first - asked.holds
+                    asked.owes.saturating_add(asked.first - asked.holds)
                 } else {
                     asked.owes
                 };
