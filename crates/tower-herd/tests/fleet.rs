@@ -631,6 +631,8 @@ async fn who_has_left_stays_away() {
     fleet.leave().await;
     let later = fleet.configure("later", ProviderSettings::new().ceiling(4)).expect("valid");
     fleet.leave().await;
+    // Its last lease is over.
+    sleep(MS(10_000)).await;
     for provider in [&provider, &later] {
         tokio::spawn(calls(provider.clone(), counter.clone(), MS(10), 1));
     }
@@ -808,5 +810,23 @@ async fn a_store_that_answers_nonsense_breaks_nothing() {
             assert!(!task.is_finished(), "seed {seed}: it panicked");
             task.abort();
         }
+    }
+}
+
+// The option is nothing if it does not get to the store: what a new book gives out before it knows who else there is.
+#[tokio::test(start_paused = true)]
+async fn a_trickle_flows_while_a_new_store_learns() {
+    for (trickle, slots) in [(0, 0), (2, 2)] {
+        let fleet = process(&MemoryStore::may_have_lost(), 1, FleetSettings::new().trickle(trickle));
+        let provider = configured(&fleet, 10);
+        let counter = Counter::default();
+        for _ in 0..5 {
+            tokio::spawn(calls(provider.clone(), counter.clone(), MS(1000), 1));
+        }
+        sleep(MS(4000)).await;
+        let lease = provider.lease().expect("in a fleet");
+        assert_eq!((lease.state, counter.most()), (LeaseState::Learning, slots), "{trickle}");
+        sleep(MS(10_000)).await;
+        assert_eq!(counter.calls(), 5, "{trickle}");
     }
 }

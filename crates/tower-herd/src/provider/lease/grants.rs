@@ -175,12 +175,12 @@ impl Core {
                 self.tell_again(link, on, now);
             }
         }
-        for (name, known) in &mut lock(&link.shared).scopes {
+        lock(&link.shared).scopes.iter_mut().for_each(|(name, known)| {
             if told(name.as_deref()) < known.generation {
                 // It counts from the beginning.
                 known.generation = 0;
             }
-        }
+        });
     }
 
     fn tell_again(&self, link: &Link, on: Option<&Scope>, now: Time) {
