@@ -81,6 +81,10 @@
 //!
 //! [`LeaseStatus::overshoot_possible`] tells, for this process, how many of its calls may be beyond the ceiling now.
 //!
+//! A store that has lost its data is told again, by each process, of the pauses and open breakers that it knows of: none
+//! ends early. For a provider a store keeps 64 named scopes at most that are paused or broken, or were in the last minute.
+//! Those beyond are each process's own, their probes and alerts too.
+//!
 //! # Where it stands
 //!
 //! Nowhere in the stack: a [`Provider`](crate::Provider) of a fleet with a store is one, and the layers ask it as
