@@ -1,5 +1,6 @@
 //! Several processes under one ceiling: each a fleet of its own, all on one store, under a paused clock.
 
+use http_body_util::BodyExt as _;
 use std::{
     sync::{
         Arc, Mutex,
@@ -11,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_herd::{
     Alert, BreakerLayer, BreakerSettings, ClassifyLayer, Fleet, FleetLimitLayer, PauseReason, Provider,
-    ProviderSettings, Refusal, RefusalKind, RetryAfterLayer, TaskLayer,
+    ProviderSettings, Refusal, RefusalKind, RetryAfterLayer, TaskLayer, TokenLimitLayer,
     store::{
         Chunk, Exchange, FleetSettings, FleetStore, Grant, LeaseState, Leave, Listen, MemoryStore, Opened,
         Outage, Quantity, Report, ScopeGrant, SharedPause, StoreError, StoreErrorKind, Wake,
@@ -829,4 +830,36 @@ async fn a_trickle_flows_while_a_new_store_learns() {
         sleep(MS(10_000)).await;
         assert_eq!(counter.calls(), 5, "{trickle}");
     }
+}
+
+// A call that used more than there ever is at once: the debt is paid in parts, before anything else, and then calls go
+// on. One that can never be paid for is refused at once.
+#[tokio::test(start_paused = true)]
+async fn a_debt_of_more_than_the_burst_is_paid_off() {
+    let store = MemoryStore::new();
+    let limits = |burst| ProviderSettings::new().ceiling(100).tokens_per_minute(60_000).token_burst(burst);
+    let fleets: Vec<_> = (0..2).map(|seed| process(&store, seed, FleetSettings::new())).collect();
+    let provider = fleets[0].configure("search", limits(5000)).expect("valid");
+    // The lowest counts for all.
+    let _other = fleets[1].configure("search", limits(1000)).expect("valid");
+    sleep(MS(4000)).await;
+    let call = async |cost: u64| {
+        let reply = || {
+            let json = r#"{"usage":{"prompt_tokens":6000,"completion_tokens":0}}"#.to_owned();
+            http::Response::builder().header("content-type", "application/json").body(json).expect("valid")
+        };
+        let service = ServiceBuilder::new()
+            .layer(TaskLayer::new().deadline(MS(60_000)))
+            .layer(TokenLimitLayer::new(&provider).estimate(move |_: &Request| cost))
+            .service(service_fn(move |_: Request| async move { Ok::<_, std::io::Error>(reply()) }));
+        let reply = service.oneshot(Request::default()).await?;
+        Ok::<_, tower_herd::BoxError>(reply.into_body().collect().await.map(drop)?)
+    };
+    call(100).await.expect("a reply");
+    let begin = Instant::now();
+    call(100).await.expect("the debt is paid");
+    let paid = begin.elapsed();
+    assert!((MS(4500)..MS(20_000)).contains(&paid), "{paid:?}");
+    let refused = call(1500).await.expect_err("more than the fleet has at once");
+    assert_eq!(Refusal::find(&*refused).map(|refusal| refusal.kind), Some(RefusalKind::TooLarge));
 }

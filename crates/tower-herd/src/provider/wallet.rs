@@ -48,6 +48,11 @@ impl Wallet {
         self.owed = self.owed.saturating_add(due);
     }
 
+    /// However much was spent.
+    pub(super) fn owe_at_most(&mut self, most: u64) {
+        self.owed = self.owed.min(most);
+    }
+
     /// What was not used after all. It is no longer good than the chunk that came last.
     pub(super) fn give_back(&mut self, amount: u64) {
         let amount = self.repay(amount);

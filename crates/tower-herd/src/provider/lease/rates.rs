@@ -94,12 +94,10 @@ impl Core {
                 rate.spent(now, asked.spent);
                 let need = asked.waiting.saturating_add(rate.ahead(renew)).max(1);
                 let rest = if rate.is_valid(now) { flow.surplus(now, need) } else { 0 };
-                let least = if asked.first > asked.holds {
-                    asked.owes.saturating_add(asked.first - asked.holds)
-                } else {
-                    asked.owes
-                };
-                let want = need.saturating_sub(asked.holds).saturating_add(asked.owes).max(least);
+                let first = asked.owes.saturating_add(asked.first.saturating_sub(asked.holds));
+                // More than there ever is at once is paid in parts: a debt takes any, and comes first.
+                let least = if first > asked.burst { 0 } else { first };
+                let want = need.saturating_sub(asked.holds).saturating_add(asked.owes).max(first);
                 rate.report(Quantity::Tokens, want, least, rest)
             });
             reports.push(report);
@@ -134,7 +132,7 @@ impl Core {
             }),
             Quantity::Tokens => {
                 let share = lock(&link.lease).share(chunk.per_minute);
-                self.tokens.change(now, |flow| flow.fill(now, chunk.amount, until, share));
+                self.tokens.change(now, |flow| flow.fill(now, chunk.amount, until, share, chunk.burst));
             }
         }
     }

@@ -85,7 +85,9 @@ impl Bucket {
     fn take(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
         if let Some(wallet) = &mut self.wallet {
-            return wallet.take(self.at, cost);
+            wallet.take(self.at, cost);
+            wallet.owe_at_most(self.burst.saturating_add(self.rate.saturating_mul(LONGEST.as_secs() / 60)));
+            return;
         }
         let most = u128::from(self.burst) * TOKEN + u128::from(self.rate) * LONGEST.as_nanos();
         self.debt = self.debt.saturating_add(u128::from(cost) * TOKEN).min(most);
@@ -125,6 +127,8 @@ pub(in crate::provider) struct Asked {
     /// All that waits, and the first of it.
     pub(in crate::provider) waiting: u64,
     pub(in crate::provider) first: u64,
+    /// The most that there is at once.
+    pub(in crate::provider) burst: u64,
 }
 
 /// Names one waiter, never used twice.
@@ -220,6 +224,7 @@ impl Flow {
             owes: wallet.owes(),
             waiting: u64::try_from(waiting).unwrap_or(u64::MAX),
             first: first.unwrap_or_default().min(self.bucket.burst),
+            burst: self.bucket.burst,
         }
     }
 
@@ -228,10 +233,11 @@ impl Flow {
         self.bucket.wallet.as_mut().map_or(0, |wallet| wallet.surplus(now, keep))
     }
 
-    /// A chunk came; `share` is what this process may expect a minute.
-    pub(in crate::provider) fn fill(&mut self, now: Time, amount: u64, until: Time, share: u64) {
+    /// A chunk came; `share` is what this process may expect a minute, `burst` the most at once over all members. (Where
+    /// they were told different ones, a call that costs more would wait for what never comes.)
+    pub(in crate::provider) fn fill(&mut self, now: Time, amount: u64, until: Time, share: u64, burst: u64) {
         self.bucket.fill(now, amount, until);
-        self.bucket.rate = share.max(1);
+        self.bucket.configure(share, burst);
     }
 
     /// The store is lost.
