@@ -701,6 +701,7 @@ if s.hard then s.learn_until = max(s.learn_until, s.began + learning_time) end
 local sums = s.sums
 local function count(sign, r)
   sums.charge = sums.charge + sign * r[CHARGE]
+  sums.safe = sums.safe + sign * min(r[SAFE], r[CHARGE])
   sums.need = sums.need + sign * r[NEED]
   -- A slot that was given to one who waits for it is in use from then on, and that is reported only much later.
   sums.busy = sums.busy + sign * max(r[BUSY], min(r[NEED], r[CHARGE]))
@@ -712,7 +713,7 @@ local function count(sign, r)
   end
 end
 if full then
-  sums = { charge = 0, need = 0, busy = 0, lack = 0, pending = 0, members = 0, weights = 0 }
+  sums = { charge = 0, safe = 0, need = 0, busy = 0, lack = 0, pending = 0, members = 0, weights = 0 }
   s.sums = sums
   s.n = 0
   for _, r in pairs(records) do
@@ -1014,11 +1015,15 @@ if not stale and not own[LEFT] then
   local keep = type(report.terms.keep) == 'number' and clamp(report.terms.keep, 0, 1) or 0
   local safe = 0
   if all >= 2 * sums.members then
-    safe = min(slots, floor(keep * all * own[WEIGHT] / max(sums.weights, 1)))
+    -- What is kept for those who are gone adds up to no more than that part of the ceiling, however many go.
+    local kept = sums.safe - min(own[SAFE], own[CHARGE])
+    safe = min(slots, floor(keep * all * own[WEIGHT] / max(sums.weights, 1)), max(0, floor(keep * all) - kept))
   end
   if safe < min(own[TOLD_SAFE], own[CHARGE]) then own[VERSION] = next_version() end
+  count(-1, own)
   own[SAFE] = min(max(own[SAFE], safe), own[CHARGE])
   own[TOLD_SAFE] = safe
+  count(1, own)
 end
 
 -- Whether the holder lacks slots, and when it should ask again.

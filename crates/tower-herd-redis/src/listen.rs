@@ -2,7 +2,6 @@
 
 use crate::{
     config::RedisConfig,
-    error::is_denied,
     key::{channel, key},
     link::{Purpose, entropy},
     nodes::{Nodes, Subscription},
@@ -104,7 +103,7 @@ impl Heard {
                         wakes(Wake { provider, holder: None });
                     }
                 }
-                Err(error) if is_denied(&error) => {
+                Err(error) if error.code() == Some("NOPERM") => {
                     if !std::mem::replace(&mut self.denied, true) {
                         tracing::warn!(
                             error = %error,

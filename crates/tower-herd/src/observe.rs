@@ -19,7 +19,7 @@
 //! | [`Event::Breaker`] | `breaker` | WARN when it opens, else INFO | `tower_herd_breaker_total{provider,scope,to}` |
 //! | [`Event::Ramp`] | `ramp` | INFO | gauge `tower_herd_readmitted{provider,scope}` |
 //! | [`Event::InnerRetries`] | `inner_retries` | WARN | `tower_herd_inner_retries_total{provider}` |
-//! | `Event::Lease` (feature `store`) | `lease` | DEBUG for an error, WARN when the lease is lost | `tower_herd_store_errors_total{provider,kind}`, `tower_herd_leases_lost_total{provider}` |
+//! | `Event::Lease` (feature `store`) | `lease` | WARN for the first error of an outage (ERROR where it does not heal by itself), DEBUG for those that follow, WARN when the lease is lost | `tower_herd_store_errors_total{provider,kind}`, `tower_herd_leases_lost_total{provider}` |
 //! | [`Event::Store`] | `store` | WARN when it is lost, else INFO | gauge `tower_herd_store_down{store}` |
 //! | [`Event::Inconsistent`] | `inconsistent` | WARN | `tower_herd_inconsistent_total` |
 //!
@@ -157,8 +157,10 @@ pub enum Event<'a> {
         provider: &'a str,
         /// What is wrong.
         error: Option<&'a crate::store::StoreError>,
+        /// It is the first error since the store last answered.
+        begins: bool,
     },
-    /// The store that a fleet shares cannot be asked, or can be again.
+    /// The store of retry tokens cannot be asked, or can be again.
     #[non_exhaustive]
     Store {
         /// Its name.
@@ -239,12 +241,16 @@ impl Observe for Trace {
                 warn!(target: "tower_herd", provider, attempts, "inner_retries");
             }
             #[cfg(feature = "store")]
-            Event::Lease { provider, error: Some(error) } => {
+            Event::Lease { provider, error: Some(error), begins } => {
                 let source = std::error::Error::source(error).map(ToString::to_string);
-                debug!(target: "tower_herd", provider, %error, source, "lease");
+                match (begins, error.kind().heals()) {
+                    (true, true) => warn!(target: "tower_herd", provider, %error, source, "lease"),
+                    (true, false) => tracing::error!(target: "tower_herd", provider, %error, source, "lease"),
+                    (false, _) => debug!(target: "tower_herd", provider, %error, source, "lease"),
+                }
             }
             #[cfg(feature = "store")]
-            Event::Lease { provider, error: None } => {
+            Event::Lease { provider, error: None, .. } => {
                 warn!(target: "tower_herd", provider, "lease lost");
             }
             Event::Store { store, down: true } => {
@@ -308,11 +314,11 @@ impl Observe for Meter {
                 counter!("tower_herd_inner_retries_total", "provider" => provider.to_owned()).increment(1);
             }
             #[cfg(feature = "store")]
-            Event::Lease { provider, error: Some(error) } => counter!("tower_herd_store_errors_total",
+            Event::Lease { provider, error: Some(error), .. } => counter!("tower_herd_store_errors_total",
                 "provider" => provider.to_owned(), "kind" => error.kind().as_str())
             .increment(1),
             #[cfg(feature = "store")]
-            Event::Lease { provider, error: None } => {
+            Event::Lease { provider, error: None, .. } => {
                 counter!("tower_herd_leases_lost_total", "provider" => provider.to_owned()).increment(1);
             }
             Event::Store { store, down } => {

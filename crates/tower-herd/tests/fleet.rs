@@ -863,3 +863,58 @@ async fn a_debt_of_more_than_the_burst_is_paid_off() {
     let refused = call(1500).await.expect_err("more than the fleet has at once");
     assert_eq!(Refusal::find(&*refused).map(|refusal| refusal.kind), Some(RefusalKind::TooLarge));
 }
+
+/// What is kept for the dead adds up to no more than the share: whatever dies without a goodbye, and however often,
+/// the rest of the ceiling is there for the living.
+#[tokio::test(start_paused = true)]
+async fn generations_that_die_without_a_goodbye_leave_the_others_their_part() {
+    let store = MemoryStore::new();
+    let counter = Counter::default();
+    for generation in 0..6 {
+        let line = Line::new(&store);
+        let providers: Vec<_> = (0..2)
+            .map(|n| configured(&process(&line, 100 * generation + n, FleetSettings::new()), 8))
+            .collect();
+        let tasks: Vec<_> = providers
+            .iter()
+            .flat_map(|provider| (0..8).map(|_| provider.clone()))
+            .map(|provider| tokio::spawn(calls(provider, counter.clone(), MS(500), 1000)))
+            .collect();
+        sleep(MS(8000)).await;
+        let slots: u32 = providers.iter().map(|provider| provider.lease().expect("in a fleet").slots).sum();
+        assert!(slots >= 4, "generation {generation}: {slots} of 8");
+        // Killed: the store hears nothing more of them.
+        line.cut(true);
+        tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        drop(providers);
+        sleep(MS(12_000)).await;
+    }
+    assert!(counter.most() <= 8, "{}", counter.most());
+}
+
+// Two that were configured alike say so from the first report on.
+#[tokio::test(start_paused = true)]
+async fn limits_are_told_from_the_first_report_on() {
+    #[derive(Clone, Default)]
+    struct Listener(Arc<AtomicU32>);
+    impl tower_herd::observe::Observe for Listener {
+        fn observe(&self, event: &tower_herd::observe::Event<'_>) {
+            if matches!(event, tower_herd::observe::Event::Inconsistent { .. }) {
+                self.0.fetch_add(1, SeqCst);
+            }
+        }
+    }
+    let store = MemoryStore::new();
+    let heard = Listener::default();
+    let fleets: Vec<_> =
+        (0..20).map(|seed| process(&store, seed, FleetSettings::new()).observer(heard.clone())).collect();
+    let providers: Vec<_> = fleets.iter().map(|fleet| configured(fleet, 8)).collect();
+    sleep(MS(3000)).await;
+    assert_eq!(heard.0.load(SeqCst), 0);
+    assert!(providers.iter().all(|provider| provider.lease().is_some_and(|lease| lease.ceiling == 8)));
+    // One that is not is told of.
+    let other = fleets[0].clone();
+    other.provider("search").reconfigure(ProviderSettings::new().ceiling(5)).expect("valid");
+    sleep(MS(3000)).await;
+    assert!(heard.0.load(SeqCst) > 0);
+}

@@ -339,7 +339,7 @@ impl HerdHandle {
     /// 0: none. They are not cut off.
     ///
     /// It looks every 10 ms, so that calls pay nothing for it. Dropping the future stops the waiting, not
-    /// the refusing.
+    /// the refusing. In a fleet of several processes call `Fleet::leave` afterwards.
     pub async fn drain(&self, patience: Duration) -> usize {
         const LOOK: Duration = Duration::from_millis(10);
         self.shared().draining.store(true, Ordering::Release);

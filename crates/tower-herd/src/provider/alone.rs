@@ -17,6 +17,9 @@ impl Core {
     }
     #[inline]
     pub(crate) fn check_lease(&self) {}
+    pub(super) fn no_lease(&self) -> Option<&'static str> {
+        None
+    }
     pub(super) fn tell_limits(&self) {}
     #[inline]
     pub(super) fn demand(&self) {}

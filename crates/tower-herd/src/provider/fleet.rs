@@ -124,7 +124,13 @@ impl Fleet {
     /// one breaker among them.
     ///
     /// Leases are kept on a thread of its own, which ends when the fleet and all its providers are dropped.
-    /// Until the store has answered, nobody is admitted: calls wait, or are refused, as where there is no slot.
+    /// Until the store has answered, nobody is admitted: calls wait, or are refused, as where there is no slot. A store
+    /// that is empty, or has heard of nobody for long, gives no slots out for one [`ttl`](FleetSettings::ttl) (10 s),
+    /// since somebody may hold some: all of a first start wait so long. [`FleetSettings::trickle`] lets a few through;
+    /// say that you are ready when [`Provider::lease`] says [`Held`](crate::store::LeaseState::Held).
+    ///
+    /// Before the process ends, call [`leave`](Self::leave): what a process held that was just killed nobody has for
+    /// the ttl, and what it may [keep](crate::store::Outage::Keep) for the whole grace, ten minutes.
     ///
     /// # Errors
     ///
@@ -138,8 +144,9 @@ impl Fleet {
     }
 
     /// Says goodbye: from here on this process admits nothing, and what it holds is free for others as soon as
-    /// the store has heard of it (its calls in flight, when their lease runs out). Best called when a service
-    /// shuts down, after its last call. In a fleet without a store it does nothing.
+    /// the store has heard of it (its calls in flight, when their lease runs out). To be called when a service
+    /// shuts down, on SIGTERM, after its last call: without it, its slots are nobody's for the ttl (10 s), and those that
+    /// it might have [kept](crate::store::Outage::Keep) for the grace (10 minutes). In a fleet without a store it does nothing.
     ///
     /// Ends when the store has heard of it, or was tried for about a second. Dropped, it goes on; said again, it does
     /// no harm. There is no way back: a process that wants to go on makes another fleet.
@@ -178,27 +185,41 @@ impl Fleet {
     /// The provider of this name: the same shared state each time it is asked for.
     #[must_use]
     pub fn provider(&self, name: &str) -> Provider {
+        let (core, is_new) = self.core(name);
+        self.keep(&core, is_new);
+        Provider::of(core)
+    }
+
+    fn core(&self, name: &str) -> (Arc<Core>, bool) {
         let mut providers = lock(&self.providers);
         if let Some(core) = providers.get(name) {
-            return Provider::of(core.clone());
+            return (core.clone(), false);
         }
         let name: Arc<str> = name.into();
         let core = Arc::new(Core::new(name.clone(), self.shared.clone(), None));
         providers.insert(name, core.clone());
+        (core, true)
+    }
+
+    /// Begins to keep the lease of a new provider.
+    fn keep(&self, core: &Arc<Core>, is_new: bool) {
         #[cfg(feature = "store")]
-        if let Some(meeting) = &self.shared.store {
-            meeting.keep(&core, &self.shared.seeds);
+        if let Some(meeting) = self.shared.store.as_ref().filter(|_| is_new) {
+            meeting.keep(core, &self.shared.seeds);
         }
-        Provider::of(core)
+        #[cfg(not(feature = "store"))]
+        let _ = (core, is_new);
     }
 
     /// The provider of this name, with these settings.
     ///
     /// Fails if they cannot be, or if it has others already.
     pub fn configure(&self, name: &str, settings: ProviderSettings) -> Result<Provider, SettingsError> {
-        let provider = self.provider(name);
-        provider.configure(settings)?;
-        Ok(provider)
+        let (core, is_new) = self.core(name);
+        // Before the others hear of it, who would be told other limits first.
+        let configured = Provider::of(core.clone()).configure(settings);
+        self.keep(&core, is_new);
+        configured.map(|()| Provider::of(core))
     }
 
     /// The fleet's clock.

@@ -194,7 +194,7 @@ impl Provider {
                     true => "no slot in time for the task's deadline",
                     false => "no slot within the patience of the layer",
                 };
-                self.refuse(RefusalKind::NoSlot, why, Some(at))
+                self.refuse(RefusalKind::NoSlot, self.core.no_lease().unwrap_or(why), Some(at))
             }
         }
     }

@@ -28,6 +28,8 @@
 //!
 //! - The fall from 12 retries a minute to 4 is the token's.
 //! - **Jitter alone does not help here.** It spreads calls inside a second, and there are as many of them.
+//! - **It delays, it does not deduplicate.** Three jobs under one key all run, one after the other, once the first has
+//!   succeeded: a success forgets the key. Unique jobs are the queue's affair.
 //! - **A token does nothing for many distinct jobs**, of which each has its own: 48 retries a minute with it and without.
 //!   What protects a dependency from many jobs is its [breaker], or a limit on its calls
 //!   ([`FleetLimitLayer`](crate::fleet_limit)).

@@ -25,6 +25,12 @@ pub enum StoreErrorKind {
 }
 
 impl StoreErrorKind {
+    /// Whether it may be over by itself. Where it is not, somebody has to change the configuration.
+    #[must_use]
+    pub const fn heals(self) -> bool {
+        !matches!(self, StoreErrorKind::Denied | StoreErrorKind::Invalid)
+    }
+
     /// A short fixed name, for events and metric labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -4,7 +4,7 @@
 //! first and tell then; never hold more by a reply that is not new; count a lease from before its report was
 //! sent.
 
-use super::{Epoch, FleetSettings, Grant, HolderId, News, Outage, Report, settings::millis};
+use super::{Epoch, FleetSettings, Grant, HolderId, News, Outage, Report, StoreErrorKind, settings::millis};
 use crate::{
     Time,
     random::{Random, Seeds},
@@ -136,6 +136,8 @@ pub(crate) struct Lease {
     allowed_at: Time,
     news: VecDeque<Told>,
     failures: u32,
+    /// What was wrong the last time, while the store does not answer.
+    pub(crate) last_error: Option<StoreErrorKind>,
     pub(crate) members: u32,
     pub(crate) weights: u64,
     pub(crate) ceiling: u32,
@@ -179,6 +181,7 @@ impl Lease {
             allowed_at: now,
             news: VecDeque::new(),
             failures: 0,
+            last_error: None,
             members: 1,
             weights: 1,
             ceiling: 0,
@@ -405,7 +408,7 @@ impl Lease {
     pub(crate) fn granted(&mut self, now: Time, load: Load, grant: &Grant) -> (Option<Bond>, bool) {
         let Some((seq, sent)) = self.sent.take() else { return (None, false) };
         self.exchanges += 1;
-        self.failures = 0;
+        (self.failures, self.last_error) = (0, None);
         if grant.before > seq || grant.before == seq && self.epoch.is_none() {
             return (Some(self.begin_anew()), false);
         }
@@ -511,6 +514,11 @@ impl Lease {
         self.renew_at = now.saturating_add(wait);
         self.poll_at = self.renew_at;
         self.urgent = false;
+    }
+
+    /// The store could not be asked; whether that begins here.
+    pub(crate) fn outage(&mut self, error: StoreErrorKind) -> bool {
+        self.last_error.replace(error).is_none()
     }
 
     pub(crate) fn holder(&self) -> HolderId {

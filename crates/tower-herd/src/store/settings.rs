@@ -31,8 +31,9 @@ pub enum Outage {
     /// A share, 0 to 1, of the process's equal part of the ceiling goes on, for the
     /// [`grace`](FleetSettings::grace), where the ceiling is at least twice the members; below that it is
     /// [`Stop`](Self::Stop). The store keeps those slots aside for as long, so the ceiling holds here too: also
-    /// where only this process has lost the store. The price: after a crash they are nobody's until the grace
-    /// is over.
+    /// where only this process has lost the store. The price: after a crash, or an end without
+    /// [`Fleet::leave`](crate::Fleet::leave), they are nobody's until the grace is over. All that is kept, for the living
+    /// and the dead, is never more than the share of the ceiling, so the rest is there whatever dies.
     ///
     /// The default, with a share of 0.5. A fleet whose ceiling is under twice its members cannot leave each of
     /// them a whole slot and still have half of the ceiling to hand out, so it stops; any other goes on at half

@@ -110,8 +110,12 @@ impl Core {
 
     /// No answer came, or none that is one.
     pub(super) fn failed(&self, link: &Link, error: &StoreError) {
-        lock(&link.lease).failed(link.clock.now());
-        self.observe(|| Event::Lease { provider: &self.name, error: Some(error) });
+        let begins = {
+            let mut lease = lock(&link.lease);
+            lease.failed(link.clock.now());
+            lease.outage(error.kind())
+        };
+        self.observe(|| Event::Lease { provider: &self.name, error: Some(error), begins });
         self.check_lease();
         // One that was never held is lost, too: the policy says what goes on without.
         let is_lost = lock(&link.lease).is_lapsed();
@@ -129,7 +133,7 @@ impl Core {
         };
         // (Where none was ever held, none is lost.)
         if begins && lock(&link.lease).was_held() {
-            self.observe(|| Event::Lease { provider: &self.name, error: None });
+            self.observe(|| Event::Lease { provider: &self.name, error: None, begins: false });
         }
         self.fend(link);
         #[cfg(feature = "breaker")]

@@ -1,7 +1,7 @@
 use super::{Core, lock};
 use crate::{
     Provider,
-    store::{LeaseState, Outage},
+    store::{LeaseState, Outage, StoreErrorKind},
 };
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub struct LeaseStatus {
     pub exchanges: u64,
     /// Of those, the ones that failed.
     pub errors: u64,
+    /// What was wrong with the last one, while the store does not answer; none once it does.
+    pub last_error: Option<StoreErrorKind>,
 }
 
 impl Provider {
@@ -52,6 +54,22 @@ impl Provider {
 }
 
 impl Core {
+    /// Why there is no slot, where it is for want of a lease.
+    pub(in crate::provider) fn no_lease(&self) -> Option<&'static str> {
+        let link = self.link()?;
+        let lease = lock(&link.lease);
+        match lease.state(link.clock.now()) {
+            LeaseState::Joining => Some("no slot, since the fleet's store has not answered yet"),
+            LeaseState::Learning => {
+                Some("no slot, since the fleet's store is new and waits to hear who holds any")
+            }
+            LeaseState::Lost => {
+                Some("no slot, since the lease has run out and the fleet's store does not answer")
+            }
+            LeaseState::Held => None,
+        }
+    }
+
     fn lease_status(&self) -> Option<LeaseStatus> {
         let link = self.link()?;
         self.check_lease();
@@ -72,6 +90,7 @@ impl Core {
             overshoot_possible,
             exchanges: lease.exchanges,
             errors: lease.errors,
+            last_error: lease.last_error,
         })
     }
 }

@@ -590,9 +590,14 @@ impl Book {
     )]
     fn promise(&mut self, step: &Step<'_>, members: u64, weights: u64, slots: u64) {
         let full = u64::from(self.control.full());
+        let kept = self.records.iter().filter(|(id, _)| **id != step.report.holder);
+        let kept: u64 = kept.map(|(_, record)| record.safe.min(record.charge)).sum();
         let Some(own) = self.records.get_mut(&step.report.holder).filter(|own| !own.left) else { return };
-        let share = step.times.keep * full as f64 * own.weight as f64 / weights.max(1) as f64;
-        let safe = if full >= 2 * members { slots.min(share.floor() as u64) } else { 0 };
+        let all = step.times.keep * full as f64;
+        let share = all * own.weight as f64 / weights.max(1) as f64;
+        // What is kept for those who are gone adds up to no more than that part of the ceiling, however many go.
+        let left = (all.floor() as u64).saturating_sub(kept);
+        let safe = if full >= 2 * members { slots.min(share.floor() as u64).min(left) } else { 0 };
         if safe < own.safe_told.min(own.charge) {
             self.counter += 1;
             own.version = self.counter;
