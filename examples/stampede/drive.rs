@@ -192,7 +192,8 @@ fn finish(
     };
     let elapsed = tasks.last().map_or(live.started.elapsed(), |t| t.ended);
     let policy = live.policy.name();
-    let run = Run { settings, policy, about: None, seed, elapsed, tasks, rungs, events: Vec::new() };
+    let run =
+        Run { settings, policy, about: None, seed, elapsed, tasks, rungs, events: Vec::new(), store: None };
     let mut row = run.row(None);
     if counting.is_none() {
         (row.early_calls, row.duplicates, row.peak_100ms, row.in_flight_peak) = (None, None, None, None);

@@ -29,8 +29,10 @@ pub(crate) struct Scope {
     broken: AtomicBool,
     pub(super) watch: Watch,
     /// The fleet leaves the next probe to this process until then; 0: it does not.
+    #[cfg(feature = "store")]
     leave: AtomicU64,
     /// When it was last asked to.
+    #[cfg(feature = "store")]
     asked: AtomicU64,
 }
 

@@ -48,6 +48,7 @@ impl Bucket {
         (self.rate, self.burst) = (rate.max(1), burst.max(1));
     }
 
+    #[cfg(feature = "store")]
     fn fill(&mut self, now: Time, amount: u64, until: Time) {
         self.pay_back(now);
         // (What was overspent alone is no debt to the fleet, which took it out of its share.)
@@ -55,6 +56,7 @@ impl Bucket {
     }
 
     /// The store is lost: so many a minute, beginning with none.
+    #[cfg(feature = "store")]
     fn fend(&mut self, now: Time, rate: u64) {
         if self.wallet.take().is_some() {
             self.at = self.at.max(now);
@@ -118,6 +120,7 @@ impl Bucket {
 }
 
 /// What a fleet's store is told of the tokens of one process.
+#[cfg(feature = "store")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::provider) struct Asked {
     /// Taken since this was last asked for.
@@ -210,6 +213,7 @@ impl Flow {
     }
 
     /// What there is and what is needed, for a fleet that shares the rate.
+    #[cfg(feature = "store")]
     pub(in crate::provider) fn look(&mut self, now: Time) -> Asked {
         self.bucket.pay_back(now);
         let waiting = self.lines.iter().map(Line::tokens).sum::<u128>();
@@ -229,18 +233,21 @@ impl Flow {
     }
 
     /// Takes out what is not needed.
+    #[cfg(feature = "store")]
     pub(in crate::provider) fn surplus(&mut self, now: Time, keep: u64) -> u64 {
         self.bucket.wallet.as_mut().map_or(0, |wallet| wallet.surplus(now, keep))
     }
 
     /// A chunk came; `share` is what this process may expect a minute, `burst` the most at once over all members. (Where
     /// they were told different ones, a call that costs more would wait for what never comes.)
+    #[cfg(feature = "store")]
     pub(in crate::provider) fn fill(&mut self, now: Time, amount: u64, until: Time, share: u64, burst: u64) {
         self.bucket.fill(now, amount, until);
         self.bucket.configure(share, burst);
     }
 
     /// The store is lost.
+    #[cfg(feature = "store")]
     pub(in crate::provider) fn fend(&mut self, now: Time, share: u64) {
         self.bucket.fend(now, share);
     }
