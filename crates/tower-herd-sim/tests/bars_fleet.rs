@@ -83,6 +83,8 @@ fn fifty_processes_on_three_slots() {
         assert_eq!(f.in_flight_peak, 3, "seed {seed}");
         assert!(f.used >= 0.95 * f.oracle_used, "seed {seed}: {f:?}");
         assert!(f.jain >= 0.9, "seed {seed}: {f:?}");
+        // Twice the round of 50 calls on 3 slots, of a second each.
+        assert!(f.longest_gap <= 2.0 * 50.0 / 3.0, "seed {seed}: {f:?}");
     }
 }
 
