@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_herd::{
     Alert, BreakerLayer, BreakerSettings, ClassifyLayer, Fleet, FleetLimitLayer, PauseReason, Provider,
-    ProviderSettings, Refusal, RefusalKind, RetryAfterLayer, TaskLayer, TokenLimitLayer,
+    ProviderSettings, RatioBudget, Refusal, RefusalKind, RetryAfterLayer, TaskLayer, TokenLimitLayer,
     store::{
         Chunk, Exchange, FleetSettings, FleetStore, Grant, LeaseState, Leave, Listen, MemoryStore, Opened,
         Outage, Quantity, Report, ScopeGrant, SharedPause, StoreError, StoreErrorKind, Wake,
@@ -917,4 +917,28 @@ async fn limits_are_told_from_the_first_report_on() {
     other.provider("search").reconfigure(ProviderSettings::new().ceiling(5)).expect("valid");
     sleep(MS(3000)).await;
     assert!(heard.0.load(SeqCst) > 0);
+}
+
+/// Law 3 over a fleet: the reserve for quiet times is one, whoever shares it, and a tenth of the ceiling where that is
+/// more.
+#[tokio::test(start_paused = true)]
+async fn the_reserve_of_retries_is_that_of_the_fleet() {
+    for (ceiling, reserve) in [(20, 3), (80, 8)] {
+        let store = MemoryStore::new();
+        let providers: Vec<_> =
+            (0..4).map(|seed| configured(&process(&store, seed, FleetSettings::new()), ceiling)).collect();
+        sleep(MS(3000)).await;
+        let budgets: Vec<_> =
+            providers.iter().map(|provider| RatioBudget::new(0.0).for_fleet([provider])).collect();
+        assert!(
+            budgets.iter().all(|budget| budget.balance() < 0.1),
+            "nobody begins with a reserve of its own"
+        );
+        // It fills up by one call in 10 s, over all.
+        sleep(MS(1_000_000)).await;
+        let all: f64 = budgets.iter().map(RatioBudget::balance).sum();
+        assert!(all > f64::from(reserve) - 0.1 && all <= f64::from(reserve) + 1e-3, "{all} of {reserve}");
+        let own = RatioBudget::new(0.0);
+        assert!(own.balance() > 2.9, "one of a single process has its own");
+    }
 }
