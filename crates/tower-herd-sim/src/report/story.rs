@@ -26,6 +26,14 @@ pub(super) fn told(s: &Settings) -> String {
                 format!("within {} s", seconds(s.start_within))
             },
         ),
+        // As many tasks as fit into its time.
+        (None, None) if s.scenario == Scenario::Fleet => format!(
+            "{} agents in {} processes. The {} processes share a ceiling of {} through a store. ",
+            s.agents,
+            s.processes,
+            s.processes,
+            s.ceilings.first().copied().unwrap_or_default()
+        ),
         (None, None) => format!("{} agents, {} tasks. ", s.agents, s.tasks),
     };
     if s.greedy > 0 {
